@@ -1,0 +1,43 @@
+# Needs Python 3.9 or newer, git and make; builds everything else.
+PYTHON ?= python3
+ARGS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint venv clean
+
+help: ## show this
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+demo: .venv/.installed ## show nested precisions fail on stock torch 2.13 and work with the series
+	@$(BIN)/torch-overlay demo
+
+test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to pytest)
+	@echo "Fetching the torch that the tests run on"
+	@$(BIN)/python -m overlay.runtime
+	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+lint: .venv/.linters ## run all linters on all files, new ones too (lintrunner -a repairs what it can)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" lintrunner --paths-cmd='git grep -Il --untracked ""'
+
+venv: .venv/.installed ## build .venv with the tool and what its tests need
+
+clean: ## remove what make built here (fetched torch stays in its cache)
+	rm -rf .venv build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find tools test torch_overlay -name __pycache__ -prune -exec rm -rf {} +
+
+# The stamps come last, so that an interrupted build is taken up again.
+.venv/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 9))' || \
+		{ echo "error: $(PYTHON) is older than Python 3.9; use make PYTHON=python3.11" >&2; exit 2; }
+	@echo "Building .venv with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv --clear .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=22'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,lint]'
+	@touch $@
+
+.venv/.linters: .venv/.installed .lintrunner.toml
+	@echo "Installing the linters"
+	@PATH="$(CURDIR)/$(BIN):$$PATH" lintrunner init >.venv/linters.log 2>&1 || \
+		{ cat .venv/linters.log >&2; exit 2; }
+	@touch $@
