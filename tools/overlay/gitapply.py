@@ -1,0 +1,72 @@
+"""Line-numbered patches: ``git apply`` in a folder of its own, on the files it is given."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Optional
+
+from overlay.errors import PatchError, TargetError, UsageError
+
+
+def paths_of(text: str, name: str = "patch") -> tuple[str, ...]:
+    """The files that a diff changes, as git reads it; UsageError if it is none."""
+    with tempfile.TemporaryDirectory(prefix="torch-overlay-") as folder:
+        result = _git(["apply", "--numstat", "-z", "-"], folder, text)
+    if result.returncode:
+        raise UsageError(f"{name}: git cannot read it as a diff: {_first_line(result.stderr)}")
+    paths = []
+    for entry in result.stdout.decode("utf-8", "surrogateescape").split("\0"):
+        if entry:
+            paths.append(entry.split("\t")[-1])
+    return tuple(paths)
+
+
+def apply_diff(
+    text: str, files: Mapping[str, Optional[bytes]], name: str, reverse: bool = False
+) -> dict[str, Optional[bytes]]:
+    """What a diff makes of files (None: no such file); PatchError if git does not take it."""
+    with tempfile.TemporaryDirectory(prefix="torch-overlay-") as folder:
+        for path, content in files.items():
+            if content is not None:
+                place = Path(folder, path)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(content)
+        command = ["apply", "--whitespace=nowarn", *(["--reverse"] if reverse else []), "-"]
+        result = _git(command, folder, text)
+        if result.returncode:
+            lines = result.stderr.decode(errors="replace").splitlines()
+            raise PatchError(f"{name}: git apply does not take it", lines)
+        changed: dict[str, Optional[bytes]] = {}
+        for path, content in files.items():
+            place = Path(folder, path)
+            after = place.read_bytes() if place.is_file() else None
+            if after != content:
+                changed[path] = after
+        return changed
+
+
+def _git(arguments: Sequence[str], folder: str, text: str) -> subprocess.CompletedProcess[bytes]:
+    # A folder inside some repository would make git skip files outside its root.
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(Path(folder).resolve().parent)}
+    for variable in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        environment.pop(variable, None)
+    try:
+        return subprocess.run(
+            ["git", "-c", "core.autocrlf=false", *arguments],
+            cwd=folder,
+            env=environment,
+            input=text.encode("utf-8", "surrogateescape"),
+            capture_output=True,
+            check=False,
+        )
+    except FileNotFoundError:
+        raise TargetError("git is not installed: line-numbered patches need it") from None
+
+
+def _first_line(output: bytes) -> str:
+    lines = output.decode(errors="replace").splitlines()
+    return lines[0].strip() if lines else "no reason given"
