@@ -1,0 +1,165 @@
+"""What must hold of a series' own files beyond being readable.
+
+A patch quotes as few tokens as say what it means: each quoted token is one that a
+later PyTorch can change, and PyTorch's code does not belong in a series.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from overlay.apatch import Hunk
+from overlay.errors import UsageError
+from overlay.pattern import Edit, Literal, Pattern
+from overlay.series import Series, SeriesPatch, check_in_trees, load_series
+
+QUOTED_RUN = 10
+"""How many tokens a hunk may quote in a row that stay as they are."""
+KEPT_IN_EDIT = 2
+"""How many tokens an edit may take away only to put them back, at either end."""
+
+FIELDS = frozenset(
+    "Origin Bug Forwarded Applied-Upstream Last-Update Reviewed-By Torch-Version Adds Tests"
+    " Co-authored-by Signed-off-by ghstack-source-id ghstack-comment-id Pull-Request"
+    " Pull-Request-resolved".split()
+)
+
+
+class LintFinding(NamedTuple):
+    """One fault: in which file of the series, and what to do."""
+
+    path: str
+    message: str
+
+
+def lint_series(root: Path) -> list[LintFinding]:
+    """All faults of a series."""
+    try:
+        series = load_series(root)
+    except UsageError as error:
+        return [LintFinding("patches/series", error.message)]
+    findings = [*_unused(series), *_order(series)]
+    for patch in series.patches:
+        path = f"patches/{patch.name}"
+        findings += [LintFinding(path, message) for message in _fields(patch)]
+        for hunks in patch.hunks.values():
+            for hunk in hunks:
+                for message in _quotes(hunk.hunk, hunk.before, hunk.after):
+                    findings.append(LintFinding(path, f"@@ {hunk.hunk.symbol}: {message}"))
+    return findings
+
+
+def _unused(series: Series) -> Iterator[LintFinding]:
+    listed = {patch.name for patch in series.patches}
+    folder = series.root / "patches"
+    for name in _files(folder):
+        if name != "series" and name not in listed:
+            yield LintFinding(f"patches/{name}", "not listed in patches/series: list or remove it")
+    added: dict[str, str] = {}
+    for patch in series.patches:
+        for path in patch.added:
+            if path in added:
+                message = f"Adds: {path}: {added[path]} adds it too: leave it to one of them"
+                yield LintFinding(f"patches/{patch.name}", message)
+            added[path] = patch.name
+    for path in _files(series.root / "torch_overlay"):
+        if path not in added:
+            yield LintFinding(f"torch_overlay/{path}", "no patch adds it: name it in an Adds field")
+
+
+def _files(folder: Path) -> list[str]:
+    """The files below a folder, without what tools leave there (caches)."""
+    paths = (file.relative_to(folder) for file in folder.rglob("*") if file.is_file())
+    hidden = re.compile(r"\.|__pycache__$")
+    return sorted(p.as_posix() for p in paths if not any(hidden.match(part) for part in p.parts))
+
+
+def _order(series: Series) -> Iterator[LintFinding]:
+    """Find patches that use a module which only a later patch adds."""
+    later: dict[str, str] = {}
+    for patch in reversed(series.patches):
+        text = "\n".join([patch.text, *(c.decode(errors="replace") for c in patch.added.values())])
+        for path in patch.added:
+            later.pop(path, None)
+        for path, name in later.items():
+            module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            package, _, last = module.rpartition(".")
+            uses = rf"import\s+{re.escape(module)}\b|from\s+{re.escape(module)}\s+import"
+            uses += rf"|from\s+{re.escape(package)}\s+import\s[^\n]*\b{re.escape(last)}\b"
+            if path.endswith(".py") and re.search(uses, text):
+                message = f"imports {module}, which {name} adds later: put that one first"
+                yield LintFinding(f"patches/{patch.name}", message)
+        for path in patch.added:
+            later[path] = patch.name
+
+
+def _fields(patch: SeriesPatch) -> Iterator[str]:
+    message = patch.message
+    for header in ("From", "Date"):
+        if not message.header(header):
+            yield f"no {header}: the commit that the patch becomes takes it from there"
+    date = message.header("Date")
+    if date:
+        try:
+            parsedate_to_datetime(date)
+        except ValueError:
+            yield f"Date: '{date}' is not a mail's date, such as Mon, 5 Dec 2022 10:00:00 +0000"
+    if not message.body.strip():
+        yield "no message: say why, in full sentences"
+    for name, _ in message.fields:
+        if name not in FIELDS:
+            yield f"field {name} is not known: write one of {', '.join(sorted(FIELDS))}"
+    if not message.field("Torch-Version"):
+        yield "no Torch-Version: say for which versions of PyTorch it is, such as >=2.1"
+    for path in message.field("Tests"):
+        try:
+            check_in_trees(path, "Tests")
+        except UsageError as error:
+            yield error.message
+
+
+def _quotes(hunk: Hunk, before: Pattern, after: Pattern) -> Iterator[str]:
+    run: list[Literal] = []
+    for element in (*before.elements, None):
+        if isinstance(element, Literal) and element.mark == " ":
+            run.append(element)
+            continue
+        if len(run) > QUOTED_RUN:
+            quoted = " ".join(literal.text for literal in run[:4])
+            yield (
+                f"quotes {len(run)} tokens in a row that stay ('{quoted} ...'):"
+                f" {QUOTED_RUN} are enough, use '...' for the rest"
+            )
+        run = []
+    for removal, addition in zip(before.edits, after.edits):
+        old, new = _keys(before, removal), _keys(after, addition)
+        for kept in (_common(old, new), _common(old[::-1], new[::-1])):
+            if old and new and kept > KEPT_IN_EDIT:
+                yield (
+                    f"takes {kept} tokens away only to put them back"
+                    f" (line {_first(before, removal)!r}): quote only what changes"
+                )
+    for line in hunk.lines:
+        if line.mark != "+" and not hunk.is_docstring and line.text.lstrip().startswith("#"):
+            yield f"quotes a comment, which says nothing there: {line.text.strip()!r}"
+
+
+def _keys(pattern: Pattern, edit: Edit) -> list[object]:
+    elements = pattern.elements[edit.start : edit.stop]
+    return [element.key for element in elements if isinstance(element, Literal)]
+
+
+def _common(one: list[object], other: list[object]) -> int:
+    count = 0
+    while count < min(len(one), len(other)) and one[count] == other[count]:
+        count += 1
+    return count
+
+
+def _first(pattern: Pattern, edit: Edit) -> str:
+    texts = [e.text for e in pattern.elements[edit.start : edit.stop] if isinstance(e, Literal)]
+    return " ".join(texts[:6])

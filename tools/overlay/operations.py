@@ -1,0 +1,197 @@
+"""What the commands do: a series, a target, and the steps from one to the other."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Optional
+
+from overlay.errors import PatchError, TargetError
+from overlay.series import Series, SeriesPatch
+from overlay.targets import AppliedPatch, Record, Target
+from overlay.tree import ChangedTree, Tree
+from overlay.verify import Report, verify
+from overlay.weave import PatchState, State, Survey, left_out, survey
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a series stands with a target."""
+
+    target: Target
+    states: tuple[PatchState, ...]
+    base: Tree
+    """The target as it is without the series."""
+    changes: Mapping[str, Optional[bytes]]
+    """What the series makes of the base."""
+    edited: tuple[str, ...]
+    """Files of the series with changes that are neither PyTorch's nor the series'."""
+
+    def patches(self, *states: State) -> tuple[SeriesPatch, ...]:
+        """The patches in some states, in order."""
+        return tuple(state.patch for state in self.states if state.state in states)
+
+    def not_carried(self) -> dict[str, tuple[str, ...]]:
+        """For each selected patch the files that this kind of target does not take."""
+        found = {}
+        for state in self.states:
+            if state.state is not State.NOT_SELECTED:
+                paths = left_out(state.patch, self.target.carries)
+                if paths:
+                    found[state.patch.name] = paths
+        return found
+
+    def writes(self) -> dict[str, Optional[bytes]]:
+        """The files that are not yet as the series makes them, with what they become."""
+        record = self.target.record()
+        paths = {*self.changes, *(record.files if record else ())}
+        wanted = ChangedTree(self.base, self.changes)
+        now = self.target.tree
+        return {p: wanted.read(p) for p in sorted(paths) if wanted.read(p) != now.read(p)}
+
+
+def standing(target: Target, series: Series) -> Standing:
+    """Find out how each patch of a series stands with a target; nothing is written."""
+    if target.interrupted:
+        raise TargetError(
+            f"{target}: an earlier change was interrupted:"
+            " 'torch-overlay apply' or 'torch-overlay revert' puts it right first"
+        )
+    selected = series.selected(target.version)
+    for patch in selected:
+        for path in patch.paths:
+            target.check_path(path)
+    record = target.record()
+    found = survey(selected, target.originals(), target.carries)
+    states = []
+    for patch in series.patches:
+        state = next((s for s in found.states if s.patch is patch), None)
+        if state is None:
+            wanted = f"for torch {patch.versions}"
+            states.append(PatchState(patch, State.NOT_SELECTED, wanted))
+        elif not any(target.carries(path) for path in patch.paths):
+            reason = "an installed torch has no place for its files"
+            states.append(PatchState(patch, State.NOT_SELECTED, reason))
+        else:
+            states.append(_with_record(state, target, record, found))
+    paths = {p for patch in selected for p in patch.paths if target.carries(p)}
+    return Standing(
+        target,
+        tuple(states),
+        found.base,
+        found.changes,
+        tuple(target.local_changes(sorted(paths | set(record.files if record else ())))),
+    )
+
+
+def _with_record(
+    state: PatchState, target: Target, record: Optional[Record], found: Survey
+) -> PatchState:
+    """A patch's state, given what the tool wrote down when it was applied."""
+    recorded = {patch.name: patch.digest for patch in record.series} if record else {}
+    if state.state is State.APPLIED:
+        # With a record the survey is of the originals, so what stands there is PyTorch's own.
+        paths = [p for p in state.patch.paths if target.carries(p)]
+        if record is not None or all(map(target.is_pristine, paths)):
+            return replace(state, state=State.UPSTREAMED)
+        if found.in_state(State.PENDING, State.CONFLICT):
+            return replace(state, reason="not by this tool, and not the whole series")
+        return replace(state, reason="not by this tool")
+    if state.state is State.PENDING and state.patch.name in recorded:
+        if recorded[state.patch.name] == state.patch.digest:
+            return replace(state, state=State.APPLIED)
+        return replace(state, reason="applied as it was before it was edited: apply it again")
+    return state
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What apply writes, checked."""
+
+    standing: Standing
+    writes: Mapping[str, Optional[bytes]]
+    report: Report
+
+
+def plan(target: Target, series: Series) -> Plan:
+    """What apply would write, woven and verified; nothing is written.
+
+    Raises PatchError if a patch does not fit, if only a part of the series is there, or
+    if a check of the result fails; TargetError if the target cannot take it.
+    """
+    found = standing(target, series)
+    if all(state.state is State.NOT_SELECTED for state in found.states):
+        versions = ", ".join(sorted({str(patch.versions) or "any" for patch in series.patches}))
+        raise TargetError(f"{target}: no patch of the series is for it (they are for {versions})")
+    if found.edited:
+        raise TargetError(
+            f"{target}: {found.edited[0]} has changes that are neither PyTorch's nor the series':"
+            " take them out, or install that torch anew",
+            [f"{path} has changes too" for path in found.edited[1:]],
+        )
+    for state in found.states:
+        if state.state is State.CONFLICT:
+            raise PatchError(state.reason, state.details)
+    there, missing = found.patches(State.APPLIED), found.patches(State.PENDING)
+    if there and missing and target.record() is None:
+        raise PatchError(
+            f"{target}: only a part of the series is there, not by this tool:"
+            " take it out first, or bring in the rest as it came",
+            [*(f"there: {p.name}" for p in there), *(f"missing: {p.name}" for p in missing)],
+        )
+    return Plan(found, found.writes(), check(found))
+
+
+def check(found: Standing) -> Report:
+    """Verify what the series makes of the target; PatchError with the findings if it fails."""
+    after = ChangedTree(found.base, found.changes)
+    python = {p: c for p, c in found.changes.items() if c is not None and p.endswith(".py")}
+    broken = found.target.compile_errors(python)
+    if broken:
+        path, line, message = broken[0]
+        raise PatchError(
+            f"{path}:{line}: would not compile for the target's Python: {message}",
+            [f"{path}:{line}: {message}" for path, line, message in broken[1:]],
+        )
+    report = verify(found.base, after, list(found.changes))
+    if report.findings:
+        raise PatchError(
+            f"verify: {report.findings[0]}", [str(finding) for finding in report.findings[1:]]
+        )
+    return report
+
+
+def apply(target: Target, series: Series) -> Plan:
+    """Apply a series: all of it or nothing. What was written is read back and compared."""
+    with target.locked():
+        made = plan(target, series)
+        applied = [
+            AppliedPatch(patch.name, patch.digest)
+            for patch in made.standing.patches(State.APPLIED, State.PENDING)
+        ]
+        record = target.record()
+        if made.writes or (record is not None and list(record.series) != applied):
+            target.write(made.writes, applied)
+        for path, content in made.writes.items():
+            if target.tree.read(path) != content:
+                raise TargetError(f"{target}: {path} does not read back as it was written")
+    return made
+
+
+def unified_diff(found: Standing) -> bytes:
+    """What apply would change, as a unified diff with paths under ``a/`` and ``b/``."""
+    out: list[bytes] = []
+    now = found.target.tree
+    for path, content in found.writes().items():
+        before = now.read(path)
+        lines = difflib.diff_bytes(
+            difflib.unified_diff,
+            (before or b"").splitlines(keepends=True),
+            (content or b"").splitlines(keepends=True),
+            b"/dev/null" if before is None else b"a/" + path.encode(),
+            b"/dev/null" if content is None else b"b/" + path.encode(),
+        )
+        for line in lines:
+            out.append(line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n")
+    return b"".join(out)
