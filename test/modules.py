@@ -365,7 +365,7 @@ def _list_edits(symbol: str, head: str, tail: str, parts: list[str], new: str) -
 
 
 def _define_edits(symbol: str, define: Define) -> Iterator[Edit]:
-    new = "m1=m2" if define.kind != "class" else "m1"
+    new = "k1=k2" if define.kind != "class" else "k1"
     head = f"{define.kind} {define.name}("
     yield from _list_edits(symbol, head, "):", define.parameters, new)
     if define.docstring:
@@ -373,27 +373,27 @@ def _define_edits(symbol: str, define: Define) -> Iterator[Edit]:
     yield Edit(
         "decorator",
         symbol,
-        ["+@m1(m2)", f" {head}"],
-        _setter(define.decorators, len(define.decorators), len(define.decorators), ["m1(m2)"]),
+        ["+@k1(k2)", f" {head}"],
+        _setter(define.decorators, len(define.decorators), len(define.decorators), ["k1(k2)"]),
     )
 
 
 def _block_edits(place: _Place) -> Iterator[Edit]:
     statements, symbol, header = place.statements, place.symbol, place.header
     anchored = header is None or not header.startswith("?")
-    new = [Simple("m1 = m2(m3)"), Block([("if m4", [Simple("m5()")])])]
-    added = ["+m1 = m2(m3)", "+if m4:", "+    m5()"]
+    new = [Simple("k1 = k2(k3)"), Block([("if k4", [Simple("k5()")])])]
+    added = ["+k1 = k2(k3)", "+if k4:", "+    k5()"]
     inside = [line[0] + "    " + line[1:] for line in added]
     end = len(statements)
     if anchored and header is None:
         if not isinstance(statements[0], Define):
             yield Edit("first", symbol, [*added, " ..."], _setter(statements, 0, 0, new))
         yield Edit("last", symbol, [" ...", *added], _setter(statements, end, end, new))
-        method = Define("def", "m1", [], ["self"], False, [], [Simple("return m2")])
+        method = Define("def", "k1", [], ["self"], False, [], [Simple("return k2")])
         yield Edit(
             "method",
             symbol,
-            [" ...", "+", "+def m1(self):", "+    return m2"],
+            [" ...", "+", "+def k1(self):", "+    return k2"],
             _setter(statements, end, end, [method]),
         )
     elif anchored:
@@ -412,23 +412,23 @@ def _block_edits(place: _Place) -> Iterator[Edit]:
         after = _opening(statements[index + 1]) if index + 1 < end else None
         if isinstance(statement, Call):
             yield from _list_edits(
-                symbol, statement.prefix, statement.suffix, statement.parts, "m1=m2"
+                symbol, statement.prefix, statement.suffix, statement.parts, "k1=k2"
             )
         quoted = _quoted(statement)
-        if isinstance(statement, Define):
-            if before and after and not isinstance(statements[index + 1], Define):
-                lines = list(_render([statement], ""))
-                yield Edit(
-                    "removed definition",
-                    symbol,
-                    [f" {before}", "-", *("-" + line for line in lines), f" {after}"],
-                    _setter(statements, index, index + 1, []),
-                )
+        followed = after and not isinstance(statements[index + 1], Define)
+        if isinstance(statement, Define) and before and followed:
+            lines = list(_render([statement], ""))
+            yield Edit(
+                "removed definition",
+                symbol,
+                [f" {before}", "-", *("-" + line for line in lines), f" {after}"],
+                _setter(statements, index, index + 1, []),
+            )
         if quoted is None:
             continue
         if isinstance(statement, Simple):
             for name in re.findall(r"\bn\d+\b", quoted):
-                yield Edit("name", symbol, [f"-{name}", "+m1(m2)"], _renamer(statement, name))
+                yield Edit("name", symbol, [f"-{name}", "+k1(k2)"], _renamer(statement, name))
         yield Edit(
             "after", symbol, [f" {quoted}", *added], _setter(statements, index + 1, index + 1, new)
         )
@@ -450,7 +450,7 @@ def _block_edits(place: _Place) -> Iterator[Edit]:
 
 def _renamer(statement: Simple, name: str) -> Callable[[], None]:
     def make() -> None:
-        statement.text = re.sub(rf"\b{name}\b", "m1(m2)", statement.text)
+        statement.text = re.sub(rf"\b{name}\b", "k1(k2)", statement.text)
 
     return make
 

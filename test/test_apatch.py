@@ -57,8 +57,13 @@ def test_a_patch_is_read():
     first, docstring = patch.files[0].hunks
     assert first == Hunk(
         "A.f#2",
-        (Line(" ", "def f("), Line("-", "    a"), Line("+", "    b"), Line("", ""))
-        + (Line(" ", "    ..."),),
+        (
+            Line(" ", "def f("),
+            Line("-", "    a"),
+            Line("+", "    b"),
+            Line("", ""),
+            Line(" ", "    ..."),
+        ),
     )
     assert (docstring.scope, docstring.is_docstring) == ("<module>", True)
     assert print_patch(patch) == PATCH
@@ -114,25 +119,68 @@ class ErrorTexts(TestCase):
         return caught.value.message
 
     def test_text(self):
-        self.assertExpectedInline(self.fails("Subject: a\r\n\r\n---\r\n"), """p.apatch: has CR line ends: write it with LF alone""")
-        self.assertExpectedInline(self.fails("Subject: a\n\n---"), """p.apatch: does not end with a line end: add one""")
-        self.assertExpectedInline(self.fails(""), """p.apatch: does not end with a line end: add one""")
+        self.assertExpectedInline(
+            self.fails("Subject: a\r\n\r\n---\r\n"),
+            """p.apatch: has CR line ends: write it with LF alone""",
+        )
+        self.assertExpectedInline(
+            self.fails("Subject: a\n\n---"), """p.apatch: does not end with a line end: add one"""
+        )
+        self.assertExpectedInline(
+            self.fails(""), """p.apatch: does not end with a line end: add one"""
+        )
 
     def test_headers(self):
-        self.assertExpectedInline(self.fails("Subject: a\n"), """p.apatch:1: no mail headers: begin with From, Date and Subject, then a blank line""")
-        self.assertExpectedInline(self.fails("Subject: a\nb c\n\n---\n"), """p.apatch:2: not a mail header ('Name: value'): 'b c'""")
-        self.assertExpectedInline(self.fails("From: a\n\n---\n"), """p.apatch:1: no Subject: give the patch a title""")
-        self.assertExpectedInline(self.fails("Subject: a\n\nb\n"), """p.apatch:3: no line '---' between message and hunks""")
+        self.assertExpectedInline(
+            self.fails("Subject: a\n"),
+            """p.apatch:1: no mail headers: begin with From, Date and Subject, then a blank line""",
+        )
+        self.assertExpectedInline(
+            self.fails("Subject: a\nb c\n\n---\n"),
+            """p.apatch:2: not a mail header ('Name: value'): 'b c'""",
+        )
+        self.assertExpectedInline(
+            self.fails("From: a\n\n---\n"), """p.apatch:1: no Subject: give the patch a title"""
+        )
+        self.assertExpectedInline(
+            self.fails("Subject: a\n\nb\n"),
+            """p.apatch:3: no line '---' between message and hunks""",
+        )
 
     def test_hunks(self):
         head = "Subject: a\n\n---\n"
-        self.assertExpectedInline(self.fails(head + "@@ f\n-a\n"), """p.apatch:4: a hunk before any file: put the file's path on a line above it""")
-        self.assertExpectedInline(self.fails(head + " a\n"), """p.apatch:4: a line of a hunk outside any hunk: ' a'""")
-        self.assertExpectedInline(self.fails(head + "a.py\n-a\n"), """p.apatch:5: a line of a hunk outside any hunk: '-a'""")
+        self.assertExpectedInline(
+            self.fails(head + "@@ f\n-a\n"),
+            """p.apatch:4: a hunk before any file: put the file's path on a line above it""",
+        )
+        self.assertExpectedInline(
+            self.fails(head + " a\n"), """p.apatch:4: a line of a hunk outside any hunk: ' a'"""
+        )
+        self.assertExpectedInline(
+            self.fails(head + "a.py\n-a\n"),
+            """p.apatch:5: a line of a hunk outside any hunk: '-a'""",
+        )
         self.assertExpectedInline(self.fails(head + "a.py\n"), """p.apatch:4: no hunk for a.py""")
-        self.assertExpectedInline(self.fails(head + "a.py\nb.py\n@@ f\n-a\n"), """p.apatch:5: no hunk for a.py""")
-        self.assertExpectedInline(self.fails(head + "a.py\n@@ f\n-a\na.py\n@@ g\n-a\n"), """p.apatch:7: a.py stands twice: put its hunks together""")
-        self.assertExpectedInline(self.fails(head + "a.cpp\n@@ f\n-a\n"), """p.apatch:4: neither a Python file's path nor a hunk's line (' ', '-', '+' or '@@'): 'a.cpp'""")
-        self.assertExpectedInline(self.fails(head + "a.py\n@@ f\n\tx\n"), """p.apatch:6: neither a Python file's path nor a hunk's line (' ', '-', '+' or '@@'): '\\tx'""")
-        self.assertExpectedInline(self.fails(head + "a.py\n@@ -1,2 +1,2 @@\n"), """p.apatch:5: no symbol in '@@ -1,2 +1,2 @@': write '@@ Class.method', '@@ function#2', '@@ Class.__doc__' or '@@ <module>'""")
-        self.assertExpectedInline(self.fails(head + "--- a/a.py\n+++ b/a.py\n"), """p.apatch:4: a line of a hunk outside any hunk: '--- a/a.py'""")
+        self.assertExpectedInline(
+            self.fails(head + "a.py\nb.py\n@@ f\n-a\n"), """p.apatch:5: no hunk for a.py"""
+        )
+        self.assertExpectedInline(
+            self.fails(head + "a.py\n@@ f\n-a\na.py\n@@ g\n-a\n"),
+            """p.apatch:7: a.py stands twice: put its hunks together""",
+        )
+        self.assertExpectedInline(
+            self.fails(head + "a.cpp\n@@ f\n-a\n"),
+            """p.apatch:4: neither a Python file's path nor a hunk's line (' ', '-', '+' or '@@'): 'a.cpp'""",
+        )
+        self.assertExpectedInline(
+            self.fails(head + "a.py\n@@ f\n\tx\n"),
+            """p.apatch:6: neither a Python file's path nor a hunk's line (' ', '-', '+' or '@@'): '\\tx'""",
+        )
+        self.assertExpectedInline(
+            self.fails(head + "a.py\n@@ -1,2 +1,2 @@\n"),
+            """p.apatch:5: no symbol in '@@ -1,2 +1,2 @@': write '@@ Class.method', '@@ function#2', '@@ Class.__doc__' or '@@ <module>'""",
+        )
+        self.assertExpectedInline(
+            self.fails(head + "--- a/a.py\n+++ b/a.py\n"),
+            """p.apatch:4: a line of a hunk outside any hunk: '--- a/a.py'""",
+        )

@@ -50,7 +50,7 @@ def test_the_layout_of_the_source_does_not_matter(module, data):
     assert significant(Source(result).tokens) == significant(Source(str(module)).tokens)
     gone = [line[1:] for line in edit.hunk if line.startswith("-")]
     _check_rest_is_untouched(
-        text, result, 1 if "doc" in edit.kind else len(tokens_of("".join(gone)))
+        text, result, 1 if "doc" in edit.kind else len(tokens_of("\n".join(gone)))
     )
 
 
@@ -248,11 +248,12 @@ def _applied(lines: list[tuple[int, str]], hunk: list[tuple[str, int, str]]) -> 
             for found in rest(at, item + 1, last):
                 yield [(last[0] + column - last[1], text), *found]
         elif text == "...":
-            block = last[0] + column - last[1]
             for end in range(at, len(lines) + 1):
-                if end > at and lines[end - 1][0] < block:
-                    break
                 run = lines[at:end]
+                if run and _sign(run[0][0] - last[0]) != _sign(column - last[1]):
+                    break
+                if run and run[-1][0] < run[0][0]:
+                    break
                 here = (run[0][0], column) if run else last
                 for found in rest(end, item + 1, here):
                     yield [*run, *found]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Optional
 
-from overlay.apatch import Hunk
+from overlay.apatch import Hunk, Line
 from overlay.errors import PatchError
 from overlay.match import Match, Matcher, Site
 from overlay.pattern import (
@@ -20,7 +22,7 @@ from overlay.pattern import (
     compile_hunk,
 )
 from overlay.rewrite import RewriteError, rewrite
-from overlay.source import MODULE, Region, Source, SourceError, Symbol, plain_name
+from overlay.source import MODULE, Region, Source, SourceError, Symbol, plain_name, without_comments
 
 SHOWN_SYMBOLS = 3
 SHOWN_TOKENS = 12
@@ -48,9 +50,19 @@ class CompiledHunk:
         return cls(hunk, where, before, after)
 
     def reversed(self) -> CompiledHunk:
-        """The hunk that takes this one back."""
+        """The hunk that takes this one back, without comments that may have no place there."""
         hunk = self.hunk.reversed()
+        if not hunk.is_docstring:
+            hunk = Hunk(hunk.symbol, tuple(_without_comments(hunk.lines)))
         return CompiledHunk(hunk, self.where, *compile_hunk(hunk, self.where))
+
+
+def _without_comments(lines: Iterable[Line]) -> Iterator[Line]:
+    for mark, run in groupby(lines, lambda line: line.mark):
+        if mark == "+":
+            yield from (Line(mark, text) for text in without_comments([line.text for line in run]))
+        else:
+            yield from run
 
 
 def is_applied(hunk: CompiledHunk, source: Source) -> bool:

@@ -188,6 +188,7 @@ def _read_side(hunk: Hunk, mark: str, where: str) -> tuple[list[Element], list[E
     edit_start: Optional[int] = None
     own: list[Line] = []
     others: list[Line] = []
+    continues = False
 
     def close_edit() -> None:
         nonlocal edit_start
@@ -207,11 +208,14 @@ def _read_side(hunk: Hunk, mark: str, where: str) -> tuple[list[Element], list[E
                 edit_start = len(elements)
             (own if line.mark == mark else others).append(line)
         column = indent_width(line.text)
+        continued = continues
+        if line.mark in (" ", mark):
+            continues = line.text.endswith("\\")
         for token in found:
             if token.text == ELLIPSIS and line.mark == " ":
                 elements.append(Wild(index, column, len(found) == 1))
             else:
-                first = token is found[0]
+                first = token is found[0] and not continued
                 elements.append(
                     Literal(
                         token.key, token.text, line.mark, index, column, first, index in defined

@@ -23,6 +23,7 @@ from overlay.source import (
     Token,
     line_of,
     tokens_of,
+    without_comments,
     words_of,
 )
 
@@ -316,6 +317,7 @@ class _CodeLayout(_Layout):
             return Replacement(first.start, last.end, self._joined(lines, last.end))
         if not in_brackets and self._is_one_line_body(site.start) and _statements_in(lines) > 1:
             raise RewriteError(_ONE_LINE_BODY)
+        self._check_comments([], lines[-1], last.end)
         indent = self.source.indentation(first.start)
         laid_out = self.indented(lines, indent, indent_width(lines[0]))
         text = "\n".join(laid_out)
@@ -356,10 +358,14 @@ class _CodeLayout(_Layout):
 
     def _joined(self, lines: Sequence[str], stop: int) -> str:
         """Lines put into one, before what stands at an offset."""
-        checked = lines[:-1] if self.is_last_on_line(stop) else lines
-        if any(_has_comment(line) for line in checked):
-            raise RewriteError("a comment cannot stand there: code follows in the same line")
+        self._check_comments(lines[:-1], lines[-1], stop)
         return " ".join(line.strip() for line in lines)
+
+    def _check_comments(self, joined: Sequence[str], last: str, stop: int) -> None:
+        """Refuse comments that would swallow the code after them."""
+        checked = [*joined] if self.is_last_on_line(stop) else [*joined, last]
+        if checked and without_comments(checked) != checked:
+            raise RewriteError("a comment cannot stand there: code follows in the same line")
 
     def _is_one_line_body(self, index: int) -> bool:
         """Whether a token stands in a body that begins on its header's line."""
@@ -529,13 +535,6 @@ def _without_last_comma(lines: list[str]) -> list[str]:
     if last is None or last.text != ",":
         return lines
     return _strings_joined((text[: last.start] + text[last.end :]).split("\n"))
-
-
-def _has_comment(line: str) -> bool:
-    tokens = tokens_of(line)
-    ends = [0, *(token.end for token in tokens)]
-    starts = [*(token.start for token in tokens), len(line)]
-    return any("#" in line[end:start] for end, start in zip(ends, starts))
 
 
 def _statements_in(lines: Sequence[str]) -> int:

@@ -38,6 +38,7 @@ _LAYOUT = {
     PythonTokenTypes.ENDMARKER,
 }
 _STRING_PARTS = re.compile(r"([A-Za-z]*)('''|\"\"\"|'|\")(.*)\2\Z", re.DOTALL)
+_COMMENT = re.compile(r"[ \t]*#[^\n]*")
 NEWLINE = re.compile(r"\r\n|\r|\n")
 
 
@@ -530,3 +531,18 @@ def lines_in_definitions(text: str) -> set[int]:
         first, last = tokens[symbol.start], tokens[symbol.end - 1]
         lines.update(range(line_of(text, first.start), line_of(text, last.end) + 1))
     return lines
+
+
+def without_comments(lines: Sequence[str]) -> list[str]:
+    """A fragment's lines without their comments; as they are if they cannot be read."""
+    text = "\n".join(lines)
+    try:
+        tokens = tokens_of(text)
+    except SourceError:
+        return list(lines)
+    kept = []
+    at = 0
+    for token in tokens:
+        kept += [_COMMENT.sub("", text[at : token.start]), token.text]
+        at = token.end
+    return "".join([*kept, _COMMENT.sub("", text[at:])]).split("\n")

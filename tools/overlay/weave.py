@@ -116,8 +116,11 @@ class Weaver:
                 # An import may be in use elsewhere: it stays.
                 if not (reverse and hunk.reversed().adds_imports):
                     source = apply_hunk(hunk, source)
+            try:
+                self._changed[path] = source.encode()
+            except SourceError as error:
+                raise PatchError(f"{patch.name}: {path}: {error}") from None
             self._texts[path] = source
-            self._changed[path] = source.encode()
         for path in self._added(patch):
             self._set(path, None if reverse else patch.added[path])
 
@@ -150,13 +153,24 @@ class Weaver:
     ) -> list[_Part]:
         """Which hunks of a file are there; a later one may change what an earlier one wrote."""
         source = self._source(path, patch)
+        try:
+            return self._hunks_there_from_last(path, hunks, source)
+        except PatchError:
+            # Until it is applied, a later one may find nothing without an earlier one.
+            if not _all_pending(hunks, source):
+                raise
+            names = [_hunk_name(path, number, hunk) for number, hunk in enumerate(hunks, 1)]
+            return [_Part(name, False, hunk.adds_imports) for name, hunk in zip(names, hunks)]
+
+    def _hunks_there_from_last(
+        self, path: str, hunks: Sequence[CompiledHunk], source: Source
+    ) -> list[_Part]:
         parts = []
         for number, hunk in reversed(list(enumerate(hunks, 1))):
             there = is_applied(hunk, source)
             if there and not hunk.adds_imports:
                 source = apply_hunk(hunk.reversed(), source)
-            name = f"{path}: hunk {number}, @@ {hunk.hunk.symbol}"
-            parts.append(_Part(name, there, hunk.adds_imports))
+            parts.append(_Part(_hunk_name(path, number, hunk), there, hunk.adds_imports))
         return parts[::-1]
 
     def _hunks(self, patch: SeriesPatch) -> list[tuple[str, tuple[CompiledHunk, ...]]]:
@@ -188,6 +202,23 @@ class Weaver:
                 raise PatchError(f"{patch.name}: {path}: {error}") from None
             self._texts[path] = source
         return self._texts[path]
+
+
+def _hunk_name(path: str, number: int, hunk: CompiledHunk) -> str:
+    return f"{path}: hunk {number}, @@ {hunk.hunk.symbol}"
+
+
+def _all_pending(hunks: Sequence[CompiledHunk], source: Source) -> bool:
+    """Whether each of some hunks, in order, changes what those before it make of a source."""
+    for hunk in hunks:
+        try:
+            after = apply_hunk(hunk, source)
+        except PatchError:
+            return False
+        if after is source and not hunk.adds_imports:
+            return False
+        source = after
+    return True
 
 
 @dataclass(frozen=True)
