@@ -348,8 +348,7 @@ torch-overlay: torch 2.13.0a0 in FOLDER/pytorch: no patch of the series is for i
         case.run("status", str(case.tree)),
         """\
 torch 2.13.0a0 in FOLDER/pytorch
-not selected  Arguments
-              for torch <2.1
+not selected  1 patch, for torch <2.1
 """,
     )
 

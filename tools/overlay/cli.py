@@ -19,6 +19,7 @@ import click
 from overlay.errors import OverlayError
 
 if TYPE_CHECKING:
+    from overlay.bases import BaseState
     from overlay.demo import Demo
     from overlay.operations import Plan, Standing
     from overlay.series import Series
@@ -234,13 +235,19 @@ def _print_standing(found: Standing) -> None:
     colours = {"applied": "green", "pending": "yellow", "in conflict": "red", "upstreamed": "cyan"}
     click.echo(str(found.target))
     left_out = found.not_carried()
+    others: dict[str, int] = {}
     for state in found.states:
         value = state.state.value
+        if value == "not selected":
+            others[state.reason] = others.get(state.reason, 0) + 1
+            continue
         click.echo(click.style(f"{value:14}", colours.get(value)) + state.patch.message.subject)
         notes = [note for note in (state.reason, *state.details) if note]
         notes += [f"left out, {NO_TESTS}: {path}" for path in left_out.get(state.patch.name, ())]
         for note in notes:
             click.echo(f"{'':14}{note}")
+    for reason, count in others.items():
+        click.echo(f"{'not selected':14}{_count(count, 'patch', 'patches')}, {reason}")
     for path in found.edited:
         click.echo(f"{path} has changes that are neither PyTorch's nor the series'")
 
@@ -380,3 +387,80 @@ def bench_apply(series: Optional[Path], as_json: bool) -> None:
                 + ("" if cost.within_limit else "  OVER ITS LIMIT")
             )
     sys.exit(0 if all(cost.within_limit for cost in costs) else 1)
+
+
+@main.group()
+def base() -> None:
+    """Pinned PyTorch versions: fetch their source and runtime, proven by a fingerprint."""
+
+
+@base.command(name="list")
+@json_option
+def base_list(as_json: bool) -> None:
+    """Show the bases, and what of each is fetched."""
+    from overlay.bases import BASES, state_of
+
+    states = [state_of(known) for known in BASES.values()]
+    if as_json:
+        _print_json([state.to_json() for state in states])
+        return
+    for state in states:
+        click.echo(f"{state.base.name:14}{state.base.version:10}{state.base.about}")
+        _print_base(state)
+
+
+def _print_base(state: BaseState) -> None:
+    source = state.source
+    if source is None:
+        click.echo(f"{'':14}source: not fetched")
+    else:
+        tests = "" if source.has_tests else ", without PyTorch's tests"
+        click.echo(f"{'':14}source: {source.folder}")
+        click.echo(f"{'':14}        by {source.way}{tests}; {source.proof}")
+    if state.runtime is not None:
+        click.echo(f"{'':14}runtime: {state.runtime}")
+    elif state.base.runtime is None:
+        click.echo(f"{'':14}runtime: none, no package index has a wheel of it")
+    else:
+        click.echo(f"{'':14}runtime: not built")
+
+
+@base.command(name="fetch")
+@click.argument("name")
+@click.option(
+    "--source",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Take this checkout, tarball, folder or wheel instead of trying all ways.",
+)
+@click.option("--source-only", is_flag=True, help="Leave the runtime for later.")
+@click.option("--anew", is_flag=True, help="Replace a source that is there, and its commits.")
+@json_option
+def base_fetch(
+    name: str, source: Optional[Path], source_only: bool, anew: bool, as_json: bool
+) -> None:
+    """Fetch a base's source as a git repository, prove it, and build its runtime.
+
+    NAME is one of 'base list', or any release of torch, such as 2.9.1, which is then not
+    proven by a fingerprint.
+    """
+    from overlay.bases import fetch, find_base
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    state = fetch(find_base(name), source, anew, source_only, say)
+    if as_json:
+        _print_json(state.to_json())
+    else:
+        click.echo(f"{state.base.name:14}{state.base.version:10}{state.base.about}")
+        _print_base(state)
+
+
+@base.command(name="path")
+@click.argument("name")
+def base_path(name: str) -> None:
+    """Print the folder of a fetched base's source."""
+    from overlay.bases import find_base, path_of
+
+    click.echo(path_of(find_base(name)))

@@ -82,21 +82,24 @@ def torch_venv(
     purpose: str = "stock",
     progress: Progress = lambda line: None,
     packages: Sequence[str] = ("numpy",),
+    python: Optional[Path] = None,
 ) -> Path:
-    """A virtual environment of the running Python with this torch, unchanged, and these packages.
+    """A virtual environment with this torch, unchanged, and these packages.
 
-    It is built on first use, and anew if a build was interrupted or its torch has been changed
-    since. ``purpose`` keeps environments of one version apart. Safe to call from several processes.
+    Its Python is ``python``, by default the running one. It is built on first use, and anew if a
+    build was interrupted or its torch has been changed since. ``purpose`` keeps environments of one
+    version apart. Safe to call from several processes.
     """
     try:
         wanted = Version(version)
     except InvalidVersion:
         raise UsageError(f"'{version}' is not a torch version; write it like 2.13.0") from None
-    abi = f"py{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
-    venv = cache_folder() / f"torch-{wanted}-{abi}-{purpose}"
+    python = python or Path(sys.executable)
+    venv = cache_folder() / f"torch-{wanted}-py{_python_version(python)}-{purpose}"
     try:
-        with _locked(venv, progress):
-            _bring_up_to_date(venv, wanted, packages, progress)
+        wait = f"waiting for another process that is building {venv}"
+        with locked(venv, lambda: progress(wait)):
+            _bring_up_to_date(venv, wanted, packages, python, progress)
     except OSError as error:
         raise RuntimeSetupError(
             f"cannot build {venv}: {error}; set TORCH_OVERLAY_CACHE to a folder you can write to"
@@ -140,8 +143,27 @@ def copy_of(venv: Path, folder: Path) -> Path:
     return folder
 
 
+def is_complete(venv: Path) -> bool:
+    """Whether this is an environment made here whose build was not interrupted."""
+    return (venv / _STAMP).exists()
+
+
+def _python_version(python: Path) -> str:
+    """As in 3.11, with the ABI's flags."""
+    if python == Path(sys.executable):
+        return f"{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
+    code = "import sys; print('%d.%d' % sys.version_info[:2] + sys.abiflags)"
+    try:
+        answer = subprocess.run(
+            [python, "-I", "-c", code], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeSetupError(f"{python} is not a Python that runs: {error}") from None
+    return answer.stdout.strip()
+
+
 def _bring_up_to_date(
-    venv: Path, wanted: Version, packages: Sequence[str], progress: Progress
+    venv: Path, wanted: Version, packages: Sequence[str], python: Path, progress: Progress
 ) -> None:
     installed = _installed(venv, wanted, progress)
     missing = [package for package in packages if package not in (installed or ())]
@@ -157,10 +179,10 @@ def _bring_up_to_date(
         if venv.exists():
             shutil.rmtree(venv)
         report(f"creating {venv}")
-        code, lines = _run(Path(sys.executable), ["venv", str(venv)])
+        code, lines = _run(python, ["venv", str(venv)])
         if code:
             raise RuntimeSetupError(
-                f"{sys.executable} cannot create a virtual environment in {venv}; "
+                f"{python} cannot create a virtual environment in {venv}; "
                 "on Debian and Ubuntu install python3-venv",
                 lines[-_LINES_SHOWN:],
             )
@@ -269,7 +291,7 @@ def _pip_install(
         return
     output = "\n".join(lines)
     what = " ".join([f"torch {wanted}", *packages])
-    python = f"Python {sys.version_info.major}.{sys.version_info.minor}"
+    python = f"Python {_python_version(interpreter(venv))}"
     if re.search("connection broken|Max retries exceeded", output):
         message = f"cannot download {what}: no connection; check the network or a proxy's settings"
     elif re.search("No matching distribution found|ResolutionImpossible", output):
@@ -320,13 +342,14 @@ def _run(
 
 
 @contextmanager
-def _locked(venv: Path, progress: Progress) -> Iterator[None]:
-    venv.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(f"{venv}.lock")
+def locked(folder: Path, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Hold the lock of a folder in the cache, after waiting for whoever holds it."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(f"{folder}.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        progress(f"waiting for another process that is building {venv}")
+        on_wait()
         lock.acquire()
     try:
         yield
