@@ -115,6 +115,12 @@ def test_what_cannot_be_written_in_the_encoding():
         apply_hunk(hunk, source).encode()
 
 
+def test_a_statement_is_not_the_beginning_of_another():
+    hunk = compiled("<module>", " a()\n+x = 1")
+    assert not is_applied(hunk, Source("a()\nx = 1 + y\n"))
+    assert is_applied(hunk, Source("a()\nx = 1\n"))
+
+
 def test_import_that_is_there_with_others():
     hunk = compiled("<module>", " import a\n+from b import c")
     assert hunk.adds_imports

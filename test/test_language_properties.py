@@ -72,7 +72,7 @@ def _check_rest_is_untouched(text: str, result: str, gone: int) -> None:
 
 
 @given(modules(), st.data())
-def test_bytes_come_back_in_the_encoding_of_the_file(module, data):
+def test_the_encoding_and_the_line_ends_of_the_file_stay(module, data):
     edit = draw_edit(data, module)
     cookie, encoding = data.draw(
         st.sampled_from(
@@ -85,13 +85,15 @@ def test_bytes_come_back_in_the_encoding_of_the_file(module, data):
             )
         )
     )
-    before = cookie + str(module) + "# \u00e9\n"
+    newline = data.draw(st.sampled_from(("\n", "\r\n", "\r") if not cookie else ("\n", "\r\n")))
+
+    def content() -> bytes:
+        return f"{cookie}{module}# \u00e9\n".replace("\n", newline).encode(encoding)
+
+    before = content()
     edit.make()
-    after = cookie + str(module) + "# \u00e9\n"
     hunk = compiled(edit.symbol, "\n".join(edit.hunk))
-    assert apply_hunk(hunk, Source.decode(before.encode(encoding))).encode() == after.encode(
-        encoding
-    )
+    assert apply_hunk(hunk, Source.decode(before)).encode() == content()
 
 
 @given(modules(), st.data())

@@ -209,12 +209,13 @@ def test_nothing_is_changed_by_a_patch_that_fails(series):
     assert states(both, BASE) == ["pending", "in conflict"]
 
 
-def test_an_edit_that_works_only_with_another_is_all_or_nothing(series):
-    # Each hunk matches, but the second one only until the first is applied.
-    only = series(one=patch_of("torch/a.py\n@@ f\n-g(x)\n+k(x)\n@@ f\n g(\n-x\n+y\n )\n"))
+def test_hunks_that_are_in_each_others_way_are_all_or_nothing(series):
+    # Each matches by itself, but the last one no more when the one before it is applied.
+    body = "torch/b.py\n@@ <module>\n-1\n+2\n"
+    body += "torch/a.py\n@@ f\n-g(x)\n+k(x)\n@@ f\n g(\n-x\n+y\n )\n"
     weaver = Weaver(MemoryTree(BASE))
     with pytest.raises(PatchError, match="matches nowhere"):
-        weaver.apply(only.patches[0])
+        weaver.apply(series(one=patch_of(body)).patches[0])
     assert weaver.changes() == {}
 
 
