@@ -44,6 +44,7 @@ from torch.testing._internal.fsdp_forward_recorder import (
 
 ON_GPU = torch.cuda.is_available()
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
+FP64 = torch.float64
 DTYPE_ERROR = "mat1 and mat2 must have the same dtype"
 DIM = 8
 
@@ -362,11 +363,13 @@ class TestFSDPNestedPrecision(NestedPrecisionTest):
             y = torch.ones(DIM, device=self.device)
             pair = model.module.module
             with mock.patch.object(
-                pair, "forward", lambda x: pair.c2(pair.c1(x), y, low=low)
+                pair, "forward", lambda x: pair.c2(pair.c1(x), y, low=low, dtype=FP64)
             ):
                 out = model(self.input())
             out.float().sum().backward()
             (record,) = self.records(model)["c2"]
+            # A name that what casts has an argument of too
+            self.assertIs(record.leaves["kwargs['dtype']"], FP64)
             self.assertIs(record.leaves["args[1]"], y)
             self.assertIs(record.leaves["kwargs['low']"], low)
 
@@ -375,16 +378,16 @@ class TestFSDPNestedPrecision(NestedPrecisionTest):
             model, original = self.build(root=Wrap(bf16), c2=Wrap(bf16))
             self.check(model, original, Seen(BF16, BF16, BF16), tolerance=5e-2)
 
-        def batch_norm_left_in_full_precision() -> None:
+        def batch_norm_in_full_precision(by_hand: bool) -> None:
             torch.manual_seed(0)
+            norm: nn.Module = nn.BatchNorm1d(DIM)
             net = nn.Sequential(
                 ForwardRecorder(nn.Linear(DIM, DIM)),
-                nn.BatchNorm1d(DIM),
+                self.fsdp(norm) if by_hand else norm,
                 ForwardRecorder(nn.Linear(DIM, DIM)),
             )
-            model = self.fsdp(
-                net, mp(BF16), auto_wrap_policy=ModuleWrapPolicy({nn.Linear})
-            )
+            policy = None if by_hand else ModuleWrapPolicy({nn.Linear})
+            model = self.fsdp(net, mp(BF16), auto_wrap_policy=policy)
             model(self.input()).float().sum().backward()
             for recorder in model.modules():
                 if isinstance(recorder, ForwardRecorder):
@@ -398,7 +401,12 @@ class TestFSDPNestedPrecision(NestedPrecisionTest):
                     mp(FP32), mp()
                 ),
                 "default reduce_dtype": default_reduce_dtype,
-                "batch norm of an auto wrap policy": batch_norm_left_in_full_precision,
+                "batch norm of an auto wrap policy": lambda: (
+                    batch_norm_in_full_precision(by_hand=False)
+                ),
+                "batch norm wrapped by hand": lambda: batch_norm_in_full_precision(
+                    by_hand=True
+                ),
             }
         )
 
@@ -449,6 +457,7 @@ class TestFSDPNestedPrecision(NestedPrecisionTest):
             "text": "text",
             "number": 1.5,
             "object": object(),
+            "dtype": FP64,
         }
         positional = [self.input(6), torch.arange(2, device=self.device), None]
         # From within the root, since the root casts what it is given
@@ -471,7 +480,16 @@ class TestFSDPNestedPrecision(NestedPrecisionTest):
             "args[1][2]": None,
             "kwargs['ints']['ids']": given["ints"]["ids"],
         }
-        for key in ("bf16", "mask", "complex", "nothing", "text", "number", "object"):
+        for key in (
+            "bf16",
+            "mask",
+            "complex",
+            "nothing",
+            "text",
+            "number",
+            "object",
+            "dtype",
+        ):
             same[f"kwargs[{key!r}]"] = given[key]
         self.assertEqual(set(record.leaves), {*cast, *same})
         for place, value in cast.items():

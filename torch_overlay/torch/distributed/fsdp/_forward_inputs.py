@@ -1,10 +1,10 @@
 """Which dtype each FSDP instance casts the inputs of its forward to."""
 
-from typing import no_type_check, Optional
+from typing import Any, Dict, no_type_check, Optional, Tuple
 
 import torch
 from torch.distributed.fsdp._common_utils import _FSDPState
-from torch.distributed.utils import _p_assert
+from torch.distributed.utils import _cast_forward_inputs, _p_assert
 
 
 @no_type_check
@@ -25,15 +25,21 @@ def _get_forward_dtype(state: _FSDPState) -> Optional[torch.dtype]:
 
 
 @no_type_check
-def _casts_by_module_hooks(state: _FSDPState) -> bool:
+def _takes_any_dtype(state: _FSDPState) -> bool:
     """
-    Return whether the wrapped module is of a class in
-    ``MixedPrecision._module_classes_to_ignore`` met by an auto wrap policy. Its
-    own hooks cast what it takes to full precision and what it returns back.
-    They can only do the latter if no one else has done the former.
+    Return whether ``state`` wraps a module in full precision that takes inputs
+    of any dtype: one of a class in ``MixedPrecision._module_classes_to_ignore``,
+    such as batch norm, wrapped by hand or by an auto wrap policy. The latter
+    also puts hooks on it that cast its inputs up and its outputs back down,
+    and they can only do the latter if no one else has done the former.
     """
-    return state._handle is not None and hasattr(
-        state._handle._fully_sharded_module, "_wrap_overrides"
+    if not state._handle:
+        return False
+    module = state._handle._fully_sharded_module
+    mixed_precision = state.mixed_precision
+    return hasattr(module, "_wrap_overrides") or (
+        mixed_precision.param_dtype is None
+        and isinstance(module, tuple(mixed_precision._module_classes_to_ignore))
     )
 
 
@@ -47,7 +53,7 @@ def _init_input_dtypes(root_state: _FSDPState) -> None:
     """
     forward_dtypes = {}
     for state in root_state._all_fsdp_states:
-        if _casts_by_module_hooks(state):
+        if _takes_any_dtype(state):
             forward_dtypes[state] = None
         else:
             forward_dtypes[state] = _get_forward_dtype(state)
@@ -75,3 +81,17 @@ def _get_input_dtype(state: _FSDPState) -> Optional[torch.dtype]:
             return None
         return state._default_input_dtype
     return mixed_precision.param_dtype if mixed_precision.cast_forward_inputs else None
+
+
+def _cast_inputs(
+    dtype: Optional[torch.dtype], args: Tuple[Any, ...], kwargs: Dict[str, Any]
+) -> Tuple[Tuple[Any, ...], Dict[str, Any]]:
+    """
+    Cast the floating-point tensors in ``args`` and ``kwargs`` to ``dtype``. They
+    are the very same objects if it is ``None``.
+    """
+    if dtype is None:
+        return args, kwargs
+    # Unpacked, a keyword argument called ``dtype`` would be taken for its own
+    (args, kwargs), _ = _cast_forward_inputs(dtype, args, kwargs)
+    return args, kwargs
