@@ -81,6 +81,41 @@ def test_a_file_added_twice(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("one", "other", "meet"),
+    [
+        ("==1.13.*", ">=2.1", False),
+        ("==1.13.*", "==2.0.0a0", False),
+        ("==2.0.0a0", ">=2.1", False),
+        ("<2.1", ">=2.1", False),
+        ("<=2.1", ">=2.1", True),
+        ("<2.0", ">=2.1", False),
+        ("==2.0.0a0", ">=2.0", True),
+        ("==1.13.*", "==1.13.1", True),
+        (">=1.13,<2.1", ">2.0", True),
+        ("~=2.1", "==2.9.1", True),
+        ("!=2.1", ">=2.0", True),
+    ],
+)
+def test_a_file_added_for_different_versions(
+    tmp_path: Path, one: str, other: str, meet: bool
+) -> None:
+    """Only where a version gets both patches are they in each other's way."""
+    adds = "Adds: torch/c.py\nAdds: torch/d.py\n---\n"
+    more = {
+        "patches/series": "a.apatch\nb.apatch\n",
+        "patches/b.apatch": HEAD + f"Torch-Version: {other}\n" + adds,
+        "torch_overlay/torch/c.py": "import torch.d\n",
+        "torch_overlay/torch/d.py": "",
+    }
+    text = HEAD + f"Torch-Version: {one}\n" + adds
+    assert messages(tmp_path, text, more) == [
+        f"patches/b.apatch: Adds: torch/{name}.py: a.apatch adds it too: leave it to one of them"
+        for name in "cd"
+        if meet
+    ]
+
+
+@pytest.mark.parametrize(
     "line", ["import torch.c", "from torch.c import f", "from torch import b, c"]
 )
 def test_a_module_that_a_later_patch_adds(tmp_path: Path, line: str) -> None:

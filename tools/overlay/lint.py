@@ -15,7 +15,7 @@ from typing import NamedTuple
 from overlay.apatch import Hunk
 from overlay.errors import UsageError
 from overlay.pattern import Edit, Literal, Pattern
-from overlay.series import Series, SeriesPatch, check_in_trees, load_series
+from overlay.series import Series, SeriesPatch, check_in_trees, load_series, parse_version
 
 QUOTED_RUN = 10
 """How many tokens a hunk may quote in a row that stay as they are."""
@@ -59,13 +59,14 @@ def _unused(series: Series) -> Iterator[LintFinding]:
     for name in _files(folder):
         if name != "series" and name not in listed:
             yield LintFinding(f"patches/{name}", "not listed in patches/series: list or remove it")
-    added: dict[str, str] = {}
+    added: dict[str, list[SeriesPatch]] = {}
     for patch in series.patches:
         for path in patch.added:
-            if path in added:
-                message = f"Adds: {path}: {added[path]} adds it too: leave it to one of them"
-                yield LintFinding(f"patches/{patch.name}", message)
-            added[path] = patch.name
+            for other in added.setdefault(path, []):
+                if _may_meet(patch, other):
+                    message = f"Adds: {path}: {other.name} adds it too: leave it to one of them"
+                    yield LintFinding(f"patches/{patch.name}", message)
+            added[path].append(patch)
     for path in _files(series.root / "torch_overlay"):
         if path not in added:
             yield LintFinding(f"torch_overlay/{path}", "no patch adds it: name it in an Adds field")
@@ -80,21 +81,38 @@ def _files(folder: Path) -> list[str]:
 
 def _order(series: Series) -> Iterator[LintFinding]:
     """Find patches that use a module which only a later patch adds."""
-    later: dict[str, str] = {}
+    later: dict[str, list[SeriesPatch]] = {}
     for patch in reversed(series.patches):
         text = "\n".join([patch.text, *(c.decode(errors="replace") for c in patch.added.values())])
-        for path in patch.added:
-            later.pop(path, None)
-        for path, name in later.items():
+        for path, adders in later.items():
+            adder = next((other for other in adders if _may_meet(patch, other)), None)
+            if adder is None or path in patch.added:
+                continue
             module = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             package, _, last = module.rpartition(".")
             uses = rf"import\s+{re.escape(module)}\b|from\s+{re.escape(module)}\s+import"
             uses += rf"|from\s+{re.escape(package)}\s+import\s[^\n]*\b{re.escape(last)}\b"
             if path.endswith(".py") and re.search(uses, text):
-                message = f"imports {module}, which {name} adds later: put that one first"
+                message = f"imports {module}, which {adder.name} adds later: put that one first"
                 yield LintFinding(f"patches/{patch.name}", message)
         for path in patch.added:
-            later[path] = patch.name
+            later.setdefault(path, []).insert(0, patch)
+
+
+def _may_meet(one: SeriesPatch, other: SeriesPatch) -> bool:
+    """Whether some version gets both patches: one that either names, or one beside it."""
+    named = {
+        parse_version(specifier.version.removesuffix(".*"))
+        for patch in (one, other)
+        for specifier in patch.versions
+    }
+    versions = {"0", *map(str, named)}
+    for version in named:
+        release = ".".join(map(str, version.release))
+        *start, last = version.release
+        below = ".".join(map(str, (*start, last - 1, 99999))) if last else ""
+        versions |= {f"{release}a0", f"{release}.0.1", *filter(None, (below,))}
+    return any(one.takes(version) and other.takes(version) for version in versions)
 
 
 def _fields(patch: SeriesPatch) -> Iterator[str]:
