@@ -4,10 +4,10 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint venv clean
+.PHONY: help demo test test-1.13 lint venv clean
 
 help: ## show this
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
 
 demo: .venv/.installed ## show nested precisions fail on stock torch 2.13 and work with the series
 	@$(BIN)/torch-overlay demo
@@ -16,6 +16,9 @@ test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to p
 	@echo "Fetching the torch that the tests run on"
 	@$(BIN)/python -m overlay.runtime
 	@$(BIN)/python -m pytest -n 2 $(ARGS)
+
+test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
+	@$(BIN)/python -m pytest test/heavy/test_behaviour_1_13.py $(ARGS)
 
 lint: .venv/.linters ## run all linters on all files, new ones too (lintrunner -a repairs what it can)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" lintrunner --paths-cmd='git grep -Il --untracked ""'
