@@ -122,7 +122,7 @@ class NestedPrecisionTest(FSDPTest):
             init_method=self.init_method,
             world_size=self.world_size,
             rank=rank,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=180),
         )
         dist.barrier()
         self.run_test(test_name, pipe)
