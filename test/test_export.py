@@ -16,8 +16,9 @@ from expecttest import assert_expected_inline
 from case import ARGUMENTS, RUNTIME
 from checkouts import ADDED, CALL, MAIL, TOUCHED, Repository, repository, user
 from overlay import operations
+from overlay.bases import fetch, find_base
 from overlay.errors import OverlayError, PatchError
-from overlay.export import build, export
+from overlay.export import build, export, source_of
 from overlay.series import load_series
 from overlay.targets import find_target
 
@@ -219,6 +220,29 @@ def test_whole_files_laid_over_the_base(repository: Repository) -> None:
     fresh.commit("laid over")
     repository.apply()
     assert fresh.tree_id == repository.tree_id
+
+
+def test_for_a_base(repository: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A base's name stands for its pinned commit, whatever was committed there since."""
+    monkeypatch.setenv("TORCH_OVERLAY_CACHE", str(repository.folder / "cache"))
+    with pytest.raises(OverlayError, match=r"9\.8\.0 is not fetched: run"):
+        source_of("v9.8.0")
+    repository.write("version.txt", "9.8.0\n")
+    repository.git("rm", "--quiet", "torch/version.py")
+    for path in ("torch/distributed/x.py", "torch/testing/_internal/x.py"):
+        repository.write(path, "")
+    repository.commit("9.8.0")
+    pinned = fetch(find_base("9.8.0"), repository.tree, source_only=True).source
+    assert pinned is not None
+    base = Repository.at(repository, Path(pinned.folder))
+    export(source_of("9.8.0"), repository.patches, repository.folder / "first")
+    base.commit("mine")
+    base.apply()
+    made = export(source_of("v9.8.0"), repository.patches, repository.folder / "second")
+    assert made.base_commit == pinned.commit == base.git("rev-parse", "HEAD~3")
+    assert read(repository.folder / "first") == read(repository.folder / "second")
+    with pytest.raises(OverlayError, match="nowhere: no such file or folder; a target is"):
+        source_of("nowhere")
 
 
 def test_what_does_not_verify_is_not_written(repository: Repository) -> None:

@@ -33,6 +33,8 @@ a git checkout of PyTorch or another source tree of it; by default the torch of 
 Python that runs this tool.
 """
 
+BASE_HELP = "Or it is the name of a fetched base ('torch-overlay base list').\n"
+
 NO_TESTS = "an installed torch has no test/"
 NOTHING_APPLIED = "this tool has applied nothing there"
 
@@ -331,7 +333,7 @@ output_option = click.option(
 )
 
 
-@main.command(epilog=TARGET_HELP)
+@main.command(epilog=TARGET_HELP + BASE_HELP)
 @target_argument
 @output_option
 @json_option
@@ -343,14 +345,15 @@ def export(series: Optional[Path], target: Optional[str], output: Path, as_json:
     they are for the source tree of the same version.
     """
     from overlay import export as exports
+    from overlay.series import load_series, own_series
 
-    found, patches = _open(series, target)
+    patches = load_series(series or own_series())
     with _working("weaving and verifying"):
-        made = exports.export(found, patches, output)
+        made = exports.export(exports.source_of(target), patches, output)
     _say_exported(made, output, output, as_json)
 
 
-@main.command(epilog=TARGET_HELP)
+@main.command(epilog=TARGET_HELP + BASE_HELP)
 @target_argument
 @output_option
 @json_option
@@ -362,10 +365,11 @@ def build(series: Optional[Path], target: Optional[str], output: Path, as_json: 
     checkout, and MANIFEST.json with the SHA-256 of each, and of the file that it replaces.
     """
     from overlay import export as exports
+    from overlay.series import load_series, own_series
 
-    found, patches = _open(series, target)
+    patches = load_series(series or own_series())
     with _working("weaving and verifying"):
-        made = exports.build(found, patches, output)
+        made = exports.build(exports.source_of(target), patches, output)
     _say_exported(made, output, output / "mails", as_json)
 
 

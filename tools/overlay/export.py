@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from overlay import operations
+from overlay.bases import find_base, path_of, state_of
 from overlay.errors import PatchError, TargetError, UsageError
 from overlay.mails import FILE_MODE, Mail, Step, render
 from overlay.series import Series, SeriesPatch
-from overlay.targets import Checkout, Target
+from overlay.targets import Checkout, Target, find_target
 from overlay.targets.journal import digest
 from overlay.weave import State
 
@@ -39,6 +41,22 @@ class Exported:
             changes.update(step.changes)
         before = self.target.originals()
         return {path: c for path, c in sorted(changes.items()) if c != before.read(path)}
+
+
+def source_of(where: Optional[str]) -> Target:
+    """The target at a path, or the pinned commit of the fetched base of that name.
+
+    Raises BaseError if that is not fetched.
+    """
+    if where is not None and not os.path.lexists(where):
+        with suppress(UsageError):  # Then it is no base's name either.
+            found = find_base(where)
+            target = find_target(str(path_of(found)))
+            source = state_of(found).source
+            if isinstance(target, Checkout) and source is not None:
+                return target.at(source.commit)
+            return target
+    return find_target(where)
 
 
 def render_series(target: Target, series: Series) -> Exported:

@@ -213,7 +213,7 @@ class Checkout(SourceTree):
 
     def ancestors(self, count: int) -> list[str]:
         """The commits below HEAD, nearest first, up to the first merge or the end."""
-        listing = self._git.line("rev-list", "--parents", f"--max-count={count}", "HEAD")
+        listing = self._git.line("rev-list", "--parents", f"--max-count={count}", self.head)
         found = []
         expected = self.head
         for line in listing.splitlines():
@@ -236,7 +236,7 @@ class Checkout(SourceTree):
     def commits_above(self, subject: str) -> list[str]:
         """The commits above the topmost one with a subject; none if there is no such."""
         above: list[str] = []
-        for line in self.describe("--max-count=200", "HEAD"):
+        for line in self.describe("--max-count=200", self.head):
             if line.split(" ", 1)[1] == subject:
                 return above
             above.append(line)
