@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-1.13 lint venv clean
+.PHONY: help demo test dist test-1.13 lint venv clean
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
@@ -19,6 +19,13 @@ test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to p
 
 test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
 	@$(BIN)/python -m pytest test/heavy/test_behaviour_1_13.py $(ARGS)
+
+dist: .venv/.installed ## build the mails and whole files for every base, under dist/
+	@set -e; for base in $$($(BIN)/python -c 'from overlay.bases import BASES; print(*BASES)'); do \
+		$(BIN)/torch-overlay base fetch --source-only $$base; \
+		rm -rf dist/$$base; \
+		$(BIN)/torch-overlay build $$base -o dist/$$base; \
+	done
 
 lint: .venv/.linters ## run all linters on all files, new ones too (lintrunner -a repairs what it can)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" lintrunner --paths-cmd='git grep -Il --untracked ""'

@@ -21,17 +21,22 @@ from overlay.errors import OverlayError
 if TYPE_CHECKING:
     from overlay.bases import BaseState
     from overlay.demo import Demo
+    from overlay.export import Exported
     from overlay.operations import Plan, Standing
     from overlay.series import Series
     from overlay.targets import Target
     from overlay.verify import Report
 
 TARGET_HELP = """\b
-TARGET is an installed torch (a venv, an interpreter or a site-packages folder)
-or a PyTorch source tree; by default the torch of the Python that runs this tool.
+TARGET is an installed torch (a venv, an interpreter or a site-packages folder),
+a git checkout of PyTorch or another source tree of it; by default the torch of the
+Python that runs this tool.
 """
 
+BASE_HELP = "Or it is the name of a fetched base ('torch-overlay base list').\n"
+
 NO_TESTS = "an installed torch has no test/"
+NOTHING_APPLIED = "this tool has applied nothing there"
 
 target_argument = click.argument("target", required=False, metavar="[TARGET]")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON value.")
@@ -82,12 +87,14 @@ def main(context: click.Context, series_folder: Optional[Path]) -> None:
     context.obj = series_folder
 
 
-def _open(series_folder: Optional[Path], where: Optional[str]) -> tuple[Target, Series]:
+def _open(
+    series_folder: Optional[Path], where: Optional[str], commits: bool = True
+) -> tuple[Target, Series]:
     from overlay.series import load_series, own_series
     from overlay.targets import find_target
 
     series = load_series(series_folder or own_series())
-    return find_target(where), series
+    return find_target(where, commits), series
 
 
 @contextmanager
@@ -113,22 +120,34 @@ def _count(number: int, noun: str, plural: str = "") -> str:
 @main.command(epilog=TARGET_HELP)
 @target_argument
 @click.option("--dry-run", is_flag=True, help="Weave and verify, and write nothing.")
+@click.option(
+    "--no-commit", is_flag=True, help="Change a git checkout's files, and commit nothing."
+)
 @json_option
 @click.pass_obj
-def apply(series: Optional[Path], target: Optional[str], dry_run: bool, as_json: bool) -> None:
-    """Apply the series: all of it or nothing, verified before anything is written."""
+def apply(
+    series: Optional[Path], target: Optional[str], dry_run: bool, no_commit: bool, as_json: bool
+) -> None:
+    """Apply the series: all of it or nothing, verified before anything is written.
+
+    In a git checkout each patch becomes a commit, made by git am with your hooks and signing.
+    """
     from overlay import operations
     from overlay.weave import State
 
-    found, patches = _open(series, target)
+    found, patches = _open(series, target, not no_commit)
     with _working("weaving and verifying"):
-        made = operations.plan(found, patches) if dry_run else operations.apply(found, patches)
+        if dry_run:
+            made = operations.plan(found, patches)
+        else:
+            made = operations.apply(found, patches, not no_commit)
     if as_json:
-        _print_json({**_standing_json(made.standing), **_plan_json(made), "dry_run": dry_run})
+        value = {**_standing_json(made.standing), **_plan_json(made), "dry_run": dry_run}
+        _print_json({**value, "commits": list(made.commits)})
         return
     _say_not_carried(made.standing)
     _say_unresolved(made.report)
-    if not made.writes:
+    if not made.writes and not made.commits:
         click.echo(f"{found}: nothing to change, the series is applied")
         return
     for path in made.writes:
@@ -137,6 +156,8 @@ def apply(series: Optional[Path], target: Optional[str], dry_run: bool, as_json:
     patches_taken = len(made.standing.patches(State.APPLIED, State.PENDING))
     names = _count(patches_taken, "patch", "patches")
     files = "nothing was written" if dry_run else f"{_count(len(made.writes), 'file')} written"
+    if made.commits:
+        files += f", {_count(len(made.commits), 'commit')} made"
     click.echo(f"{found}: {names} {applied}, {files}")
 
 
@@ -172,20 +193,28 @@ def _say_unresolved(report: Report) -> None:
 @json_option
 @click.pass_obj
 def revert(series: Optional[Path], target: Optional[str], as_json: bool) -> None:
-    """Take the series out again; every file is as it was, byte for byte."""
-    from overlay.targets import find_target
+    """Take the series out again; every file is as it was, byte for byte.
 
-    found = find_target(target)
+    In a git checkout this takes its commits off the branch, if they are the topmost ones.
+    """
+    from overlay import operations
+
+    found, patches = _open(series, target)
     with _working("reverting"):
-        paths = found.revert()
+        taken = operations.revert(found, patches)
     if as_json:
-        _print_json({"target": str(found.root), "version": found.version, "files": paths})
-    elif paths:
-        for path in paths:
-            click.echo(f"  {path}")
-        click.echo(f"{found}: reverted, {_count(len(paths), 'file')} restored")
+        value = {"target": str(found.root), "version": found.version}
+        _print_json({**value, "files": taken.paths, "commits": taken.commits})
+    elif taken.paths:
+        for line in taken.commits or taken.paths:
+            click.echo(f"  {line}")
+        what = f"{_count(len(taken.paths), 'file')} restored"
+        if taken.commits:
+            what = f"{_count(len(taken.commits), 'commit')} taken off, {what}"
+        click.echo(f"{found}: reverted, {what}")
     else:
-        click.echo(f"{found}: nothing to revert, this tool has applied nothing there")
+        nothing = "the series is not there" if found.kind == "checkout" else NOTHING_APPLIED
+        click.echo(f"{found}: nothing to revert, {nothing}")
 
 
 @main.command(epilog=TARGET_HELP)
@@ -249,7 +278,7 @@ def _print_standing(found: Standing) -> None:
     for reason, count in others.items():
         click.echo(f"{'not selected':14}{_count(count, 'patch', 'patches')}, {reason}")
     for path in found.edited:
-        click.echo(f"{path} has changes that are neither PyTorch's nor the series'")
+        click.echo(found.target.describe_edit(path))
 
 
 @main.command(epilog=TARGET_HELP)
@@ -292,6 +321,79 @@ def diff(series: Optional[Path], target: Optional[str]) -> None:
     found, patches = _open(series, target)
     made = operations.plan(found, patches)
     click.echo(operations.unified_diff(made.standing), nl=False)
+
+
+output_option = click.option(
+    "--output",
+    "-o",
+    required=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The folder to write to; it may not have other files.",
+)
+
+
+@main.command(epilog=TARGET_HELP + BASE_HELP)
+@target_argument
+@output_option
+@json_option
+@click.pass_obj
+def export(series: Optional[Path], target: Optional[str], output: Path, as_json: bool) -> None:
+    """Write the series for TARGET as mails that git am takes.
+
+    The same target and series give the same bytes, whoever runs it. From an installed torch
+    they are for the source tree of the same version.
+    """
+    from overlay import export as exports
+    from overlay.series import load_series, own_series
+
+    patches = load_series(series or own_series())
+    with _working("weaving and verifying"):
+        made = exports.export(exports.source_of(target), patches, output)
+    _say_exported(made, output, output, as_json)
+
+
+@main.command(epilog=TARGET_HELP + BASE_HELP)
+@target_argument
+@output_option
+@json_option
+@click.pass_obj
+def build(series: Optional[Path], target: Optional[str], output: Path, as_json: bool) -> None:
+    """Write what someone without this tool needs: the mails, and the changed files whole.
+
+    DIR gets mails/, overlay/ with each file that the series changes or adds, to lay over a
+    checkout, and MANIFEST.json with the SHA-256 of each, and of the file that it replaces.
+    """
+    from overlay import export as exports
+    from overlay.series import load_series, own_series
+
+    patches = load_series(series or own_series())
+    with _working("weaving and verifying"):
+        made = exports.build(exports.source_of(target), patches, output)
+    _say_exported(made, output, output / "mails", as_json)
+
+
+def _say_exported(made: Exported, output: Path, mails: Path, as_json: bool) -> None:
+    if as_json:
+        _print_json(
+            {
+                "target": str(made.target.root),
+                "version": made.target.version,
+                "base_commit": made.base_commit,
+                "mails": [str(mails / mail.name) for mail in made.mails],
+                "files": list(made.changes()),
+                "left_out": made.left_out,
+            }
+        )
+        return
+    for mail in made.mails:
+        click.echo(f"  {mails / mail.name}")
+    for name, paths in made.left_out.items():
+        click.echo(f"{name}: left out, {NO_TESTS}: {', '.join(paths)}")
+    click.echo(
+        f"{made.target}: {_count(len(made.mails), 'mail')} written to {output};"
+        f" 'git am --keep-non-patch {mails}/*.patch' applies them"
+    )
 
 
 @main.command()

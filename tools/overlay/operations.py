@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Optional
 
-from overlay.errors import PatchError, TargetError
+from overlay import mails
+from overlay.errors import OverlayError, PatchError, TargetError
+from overlay.mails import Step
 from overlay.series import Series, SeriesPatch
-from overlay.targets import AppliedPatch, Record, Target
+from overlay.targets import AppliedPatch, Checkout, Record, SourceTree, Target
+from overlay.targets.checkout import untracked
 from overlay.tree import ChangedTree, Tree
 from overlay.verify import Report, verify
-from overlay.weave import PatchState, State, Survey, left_out, survey
+from overlay.weave import PatchState, State, Survey, Weaver, left_out, survey
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class Standing:
     def writes(self) -> dict[str, Optional[bytes]]:
         """The files that are not yet as the series makes them, with what they become."""
         record = self.target.record()
+        if record is None and not self.patches(State.PENDING):
+            return {}  # What others applied stays in their layout.
         paths = {*self.changes, *(record.files if record else ())}
         wanted = ChangedTree(self.base, self.changes)
         now = self.target.tree
@@ -75,6 +81,12 @@ def standing(target: Target, series: Series) -> Standing:
             states.append(PatchState(patch, State.NOT_SELECTED, reason))
         else:
             states.append(_with_record(state, target, record, found))
+    in_the_way = set(target.in_the_way(found.changes))
+    for number, state in enumerate(states):
+        obstacles = [path for path in state.patch.added if path in in_the_way]
+        if state.state is State.PENDING and obstacles:
+            reason = f"{state.patch.name}: Adds: {untracked(obstacles[0])}"
+            states[number] = replace(state, state=State.CONFLICT, reason=reason)
     paths = {p for patch in selected for p in patch.paths if target.carries(p)}
     return Standing(
         target,
@@ -95,9 +107,11 @@ def _with_record(
         paths = [p for p in state.patch.paths if target.carries(p)]
         if record is not None or all(map(target.is_pristine, paths)):
             return replace(state, state=State.UPSTREAMED)
+        # In a checkout who made the commit does not matter.
+        by = [] if isinstance(target, Checkout) else ["not by this tool"]
         if found.in_state(State.PENDING, State.CONFLICT):
-            return replace(state, reason="not by this tool, and not the whole series")
-        return replace(state, reason="not by this tool")
+            by.append("not the whole series")
+        return replace(state, reason=", and ".join(by))
     if state.state is State.PENDING and state.patch.name in recorded:
         if recorded[state.patch.name] == state.patch.digest:
             return replace(state, state=State.APPLIED)
@@ -112,6 +126,8 @@ class Plan:
     standing: Standing
     writes: Mapping[str, Optional[bytes]]
     report: Report
+    commits: tuple[str, ...] = ()
+    """The commits that were made, oldest first."""
 
 
 def plan(target: Target, series: Series) -> Plan:
@@ -122,12 +138,10 @@ def plan(target: Target, series: Series) -> Plan:
     """
     found = standing(target, series)
     if all(state.state is State.NOT_SELECTED for state in found.states):
-        versions = ", ".join(sorted({str(patch.versions) or "any" for patch in series.patches}))
-        raise TargetError(f"{target}: no patch of the series is for it (they are for {versions})")
+        raise nothing_for(target, series)
     if found.edited:
         raise TargetError(
-            f"{target}: {found.edited[0]} has changes that are neither PyTorch's nor the series':"
-            " take them out, or install that torch anew",
+            f"{target}: {target.describe_edit(found.edited[0])}",
             [f"{path} has changes too" for path in found.edited[1:]],
         )
     for state in found.states:
@@ -135,12 +149,20 @@ def plan(target: Target, series: Series) -> Plan:
             raise PatchError(state.reason, state.details)
     there, missing = found.patches(State.APPLIED), found.patches(State.PENDING)
     if there and missing and target.record() is None:
+        how = "take it out first, or bring in the rest as it came"
+        if isinstance(target, Checkout):
+            how = "take its commits out first (git rebase -i, git revert)"
         raise PatchError(
-            f"{target}: only a part of the series is there, not by this tool:"
-            " take it out first, or bring in the rest as it came",
+            f"{target}: only a part of the series is there, not by this tool: {how}",
             [*(f"there: {p.name}" for p in there), *(f"missing: {p.name}" for p in missing)],
         )
     return Plan(found, found.writes(), check(found))
+
+
+def nothing_for(target: Target, series: Series) -> TargetError:
+    """The error where a series has no patch for a target."""
+    versions = ", ".join(sorted({str(patch.versions) or "any" for patch in series.patches}))
+    return TargetError(f"{target}: no patch of the series is for it (they are for {versions})")
 
 
 def check(found: Standing) -> Report:
@@ -162,8 +184,17 @@ def check(found: Standing) -> Report:
     return report
 
 
-def apply(target: Target, series: Series) -> Plan:
-    """Apply a series: all of it or nothing. What was written is read back and compared."""
+def apply(target: Target, series: Series, commits: bool = True) -> Plan:
+    """Apply a series: all of it or nothing. What was written is read back and compared.
+
+    In a checkout each patch becomes a commit, unless ``commits`` is False.
+    """
+    in_git = isinstance(target, SourceTree) and target.in_git
+    if commits and in_git and not isinstance(target, Checkout) and not target.interrupted:
+        raise TargetError(
+            f"{target}: files were changed here without commits:"
+            " 'torch-overlay revert' takes that back, '--no-commit' goes on with it"
+        )
     with target.locked():
         made = plan(target, series)
         applied = [
@@ -172,11 +203,96 @@ def apply(target: Target, series: Series) -> Plan:
         ]
         record = target.record()
         if made.writes or (record is not None and list(record.series) != applied):
-            target.write(made.writes, applied)
+            if isinstance(target, Checkout):
+                made = replace(made, commits=tuple(target.commit(steps(target, series), applied)))
+            else:
+                target.write(made.writes, applied)
         for path, content in made.writes.items():
             if target.tree.read(path) != content:
                 raise TargetError(f"{target}: {path} does not read back as it was written")
     return made
+
+
+def steps(target: Target, series: Series, with_tests: bool = False) -> tuple[Step, ...]:
+    """What each patch of a series changes in a target's original files, one by one.
+
+    ``with_tests`` takes added files that the target has no place for too.
+    """
+    selected = series.selected(target.version)
+    added = {path for patch in selected for path in patch.added} if with_tests else set()
+    base = target.originals()
+    weaver = Weaver(base, lambda path: path in added or target.carries(path))
+    found = []
+    before: Mapping[str, Optional[bytes]] = {}
+    for patch in selected:
+        weaver.apply(patch)
+        now = weaver.changes()
+        changes = {
+            path: now[path] if path in now else base.read(path)
+            for path in sorted({*before, *now})
+            if path not in before or path not in now or before[path] != now[path]
+        }
+        if changes:
+            found.append(Step(patch, changes))
+        before = now
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Reverted:
+    """What revert took back."""
+
+    paths: tuple[str, ...]
+    commits: tuple[str, ...] = ()
+    """The commits that were taken off, newest first, with their subjects."""
+
+
+def revert(target: Target, series: Series) -> Reverted:
+    """Take back what was applied.
+
+    In a checkout these are the topmost commits, if together they do what the series does.
+    """
+    if not isinstance(target, Checkout):
+        return Reverted(tuple(target.revert()))
+    with target.locked():
+        base = commit_below(target, series)
+        if base is not None:
+            paths, commits = target.drop_to(base)
+            return Reverted(tuple(paths), tuple(commits))
+        there = standing(target, series).patches(State.APPLIED)
+        if there:
+            above = target.commits_above(mails.commit_text(there[-1]).message.split("\n")[0])
+            what = f"are not the topmost: {above[0]} is above them" if above else "were changed"
+            raise TargetError(
+                f"{target}: the commits of the series {what}: take them out with git"
+                " (git rebase -i, git revert)",
+                [f"above them: {line}" for line in above[1:]],
+            )
+        return Reverted(())
+
+
+def commit_below(target: Checkout, series: Series) -> Optional[str]:
+    """The commit below those of the series, if they are the topmost ones of a checkout.
+
+    They are known by what they do: it may be that they were rebased, or squashed into fewer.
+    """
+    recorded = target.base_of_record()
+    if recorded is not None:
+        return recorded
+    selected = series.selected(target.version)
+    paths = {path for patch in selected for path in patch.paths}
+    # What was applied last is most likely one commit a patch.
+    for base in reversed(target.ancestors(len(selected))):
+        touched = target.touched_since(base)
+        if not touched or not paths.issuperset(touched):
+            continue
+        with suppress(OverlayError):
+            changes: dict[str, Optional[bytes]] = {}
+            for step in steps(target.at(base), series):
+                changes.update(step.changes)
+            if touched == target.oids(changes):
+                return base
+    return None
 
 
 def unified_diff(found: Standing) -> bytes:

@@ -11,12 +11,14 @@ from typing import Optional
 from overlay.errors import TargetError, UsageError
 from overlay.targets import probe
 from overlay.targets.base import AppliedPatch, FileRecord, Record, Target
+from overlay.targets.checkout import Checkout
 from overlay.targets.compiling import run_python
 from overlay.targets.installed import Installed
 from overlay.targets.sourcetree import SourceTree
 
 __all__ = [
     "AppliedPatch",
+    "Checkout",
     "FileRecord",
     "Installed",
     "Record",
@@ -31,10 +33,12 @@ _KINDS = (
 )
 
 
-def find_target(where: Optional[str]) -> Target:
+def find_target(where: Optional[str], commits: bool = True) -> Target:
     """The torch at ``where``: a venv, an interpreter, a site-packages folder or a source tree.
 
-    None stands for the running interpreter's torch. Torch itself is not imported.
+    None stands for the running interpreter's torch. Torch itself is not imported. A source tree
+    that is a git work tree is a checkout, unless ``commits`` is False or files in it were
+    changed without commits before.
     """
     if where is None:
         return _of_interpreter(Path(sys.executable), probe.torch_init())
@@ -45,12 +49,18 @@ def find_target(where: Optional[str]) -> Target:
         raise UsageError(f"{where}: no such file or folder; a target is {_KINDS}")
     if (path / "torch").is_dir():
         if (path / "version.txt").is_file():
-            return SourceTree(path.resolve())
+            tree = SourceTree(path.resolve())
+            return Checkout(tree.root) if commits and tree.takes_commits else tree
         if (path / "torch" / "version.py").is_file():
             return Installed(path.resolve())
     for name in ("bin/python", "bin/python3", "Scripts/python.exe"):
         if (path / name).exists():
             return _probe(path / name)
+    if all((path / name).exists() for name in ("HEAD", "objects", "refs")):
+        raise UsageError(
+            f"{where} is a bare git repository: name a work tree of it"
+            " ('git worktree add' makes one)"
+        )
     raise UsageError(f"{where}: found no torch here; a target is {_KINDS}")
 
 

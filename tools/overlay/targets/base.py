@@ -108,6 +108,17 @@ class Target(ABC):
     def local_changes(self, paths: Iterable[str]) -> list[str]:
         """Those of the files that were changed neither by PyTorch nor by this tool."""
 
+    def describe_edit(self, path: str) -> str:
+        """What is to be said of one of `local_changes`."""
+        return (
+            f"{path} has changes that are neither PyTorch's nor the series':"
+            " take them out, or install that torch anew"
+        )
+
+    def in_the_way(self, changes: Mapping[str, Optional[bytes]]) -> list[str]:
+        """Files at the places of added ones that `tree` does not show."""
+        return []
+
     @abstractmethod
     def compile_errors(self, files: Mapping[str, bytes]) -> list[tuple[str, int, str]]:
         """Path, line and message for each Python file that does not compile."""

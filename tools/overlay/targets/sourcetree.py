@@ -22,6 +22,16 @@ class SourceTree(Target):
         super().__init__(root)
         self.version = (root / "version.txt").read_text(encoding="utf-8").strip()
 
+    @property
+    def in_git(self) -> bool:
+        """Whether it is a git work tree of its own; in a submodule .git is a file."""
+        return (self.root / ".git").exists()
+
+    @property
+    def takes_commits(self) -> bool:
+        """Whether patches become commits here: not while files are changed without them."""
+        return self.in_git and self.record() is None and not self.interrupted
+
     def carries(self, path: str) -> bool:
         return path.startswith(("torch/", "test/"))
 
