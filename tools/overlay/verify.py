@@ -906,9 +906,11 @@ def _guarded(file: Module, node: ast.AST) -> bool:
     while parent and not isinstance(child, FUNCTIONS):
         if isinstance(parent, ast.Try) and child in parent.body:
             for handler in parent.handlers:
+                if handler.type is None:
+                    return True
                 types = handler.type
                 caught = types.elts if isinstance(types, ast.Tuple) else [types]
-                if types is None or _GUARDS & {last_part(c) for c in caught if c}:
+                if _GUARDS & {last_part(c) for c in caught}:
                     return True
         child, parent = parent, file.parents.get(parent)
     return False
