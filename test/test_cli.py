@@ -336,6 +336,30 @@ def test_a_file_edited_since_is_not_lost(case: Case) -> None:
     assert (case.tree / "torch/runtime.py").read_text() == edited
 
 
+def test_what_was_put_back_does_not_count_as_applied(case: Case) -> None:
+    """As git restores files that it knows, and not the record, which it ignores."""
+    tree = str(case.tree)
+    case.series({"arguments.apatch": ARGUMENTS}, {"torch/added.py": "arguments.apatch"})
+    before = case.files()
+    case.run("apply", tree)
+    case.write("torch/runtime.py", RUNTIME)
+    assert_expected_inline(
+        case.run("status", tree),
+        """\
+torch 2.13.0a0 in FOLDER/pytorch
+pending       Arguments
+              was applied, but torch/runtime.py was put back since: apply it again
+""",
+    )
+    case.run("apply", tree)
+    (case.tree / "torch/added.py").unlink()
+    assert "torch/added.py was put back" in case.run("status", tree)
+    case.run("apply", tree)
+    assert "applied  " in case.run("status", tree)
+    case.run("revert", tree)
+    assert case.files() == before
+
+
 def test_versions_select(case: Case) -> None:
     case.series({"arguments.apatch": ARGUMENTS}, versions="<2.1")
     assert_expected_inline(

@@ -99,9 +99,13 @@ def _with_record(
             return replace(state, reason="not by this tool, and not the whole series")
         return replace(state, reason="not by this tool")
     if state.state is State.PENDING and state.patch.name in recorded:
-        if recorded[state.patch.name] == state.patch.digest:
-            return replace(state, state=State.APPLIED)
-        return replace(state, reason="applied as it was before it was edited: apply it again")
+        if recorded[state.patch.name] != state.patch.digest:
+            return replace(state, reason="applied as it was before it was edited: apply it again")
+        put_back = target.put_back(state.patch.paths)
+        if put_back:
+            reason = f"was applied, but {', '.join(put_back)} was put back since: apply it again"
+            return replace(state, reason=reason)
+        return replace(state, state=State.APPLIED)
     return state
 
 
