@@ -151,6 +151,24 @@ def test_survey_of_patches_that_rewrite_each_other(series):
     assert [state.patch.name for state in found.in_state(State.PENDING)] == ["second.apatch"]
 
 
+def test_what_is_there_already_stays_as_it_is_written(series):
+    both = series(first=FIRST, second=SECOND)
+
+    def upstreams(files: dict) -> dict:
+        layout = files[A].replace(b"g(x, sys", b"g(  # why\n            x, sys")
+        assert layout != files[A]
+        return {**files, A: layout}
+
+    only_first = upstreams({**BASE, **woven(both, 1)})
+    whole = upstreams(applied(both))
+    assert states(both, only_first) == ["applied", "pending"]
+    assert states(both, whole) == ["applied", "applied"]
+    for files in (only_first, whole):
+        found = survey(both.patches, MemoryTree(files))
+        assert {**found.changes} == {path: whole[path] for path in found.changes}
+        assert A in found.changes
+
+
 def woven(series: Series, count: int) -> dict:
     weaver = Weaver(MemoryTree(BASE))
     for patch in series.patches[:count]:
