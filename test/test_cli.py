@@ -387,6 +387,7 @@ not selected  Arguments
         ("apply", "a", "b"),
         ("apply", "--unknown"),
         ("unknown",),
+        ("status", ""),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(case: Case, arguments: tuple[str, ...]) -> None:
@@ -436,6 +437,40 @@ def test_a_patch_cannot_reach_outside(case: Case, path: str) -> None:
     patch = case.folder / "series" / "patches" / "arguments.apatch"
     patch.write_text(patch.read_text().replace("Adds: torch/added.py", f"Adds: {path}"))
     assert f"'{path}'" in case.run("apply", str(case.tree), code=2)
+
+
+@pytest.mark.parametrize("version", [b"\xff\xfe2", b"", b"2.13.0\nor so", b"trunk"])
+def test_a_version_that_is_none(case: Case, version: bytes) -> None:
+    (case.tree / "version.txt").write_bytes(version)
+    output = case.run("status", str(case.tree), code=2)
+    assert output.startswith("torch-overlay: FOLDER/pytorch: '")
+    assert output.endswith("is not a version of PyTorch, such as 2.13.0a0\n")
+
+
+def test_fields_among_the_text_are_refused(case: Case) -> None:
+    patch = case.folder / "series" / "patches" / "arguments.apatch"
+    patch.write_text(patch.read_text().replace("\n---\n", "\nSo much for that.\n---\n"))
+    output = case.run("apply", str(case.tree), code=2)
+    assert "'Torch-Version: >=2.1' is among the message's text" in output
+
+
+def test_a_series_without_patches(case: Case) -> None:
+    case.series({})
+    assert case.run("apply", str(case.tree), code=2).endswith("patches/series lists no patch\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written(case: Case) -> None:
+    command = [sys.executable, "-m", "overlay", "status", str(case.tree)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "torch-overlay: No space left on device\n")
+
+
+def test_without_arguments_it_says_how(case: Case) -> None:
+    command = [sys.executable, "-m", "overlay"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout + done.stderr).startswith("Usage: ")
 
 
 def test_torch_is_not_imported(case: Case) -> None:

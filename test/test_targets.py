@@ -642,6 +642,15 @@ def test_damaged_state_is_refused(start: Path, tmp_path: Path, name: str) -> Non
             target.record()
 
 
+def test_a_record_that_was_lost_is_noticed(site: Path) -> None:
+    """What RECORD lists then would else pass for PyTorch's own files."""
+    target = open_target(site)
+    target.write(FIRST, SERIES)
+    shutil.rmtree(site / STATE)
+    with pytest.raises(TargetError, match=r"record\.json is missing; install it anew"):
+        target.record()
+
+
 def no_record(site: Path) -> None:
     (site / DIST_INFO / "RECORD").unlink()
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Optional
 
-from overlay.errors import PatchError, TargetError
+from overlay.errors import PatchError, TargetError, UsageError
 from overlay.series import Series, SeriesPatch
 from overlay.targets import AppliedPatch, Record, Target
 from overlay.tree import ChangedTree, Tree
@@ -58,7 +58,10 @@ def standing(target: Target, series: Series) -> Standing:
             f"{target}: an earlier change was interrupted:"
             " 'torch-overlay apply' or 'torch-overlay revert' puts it right first"
         )
-    selected = series.selected(target.version)
+    try:
+        selected = series.selected(target.version)
+    except UsageError as error:
+        raise TargetError(f"{target.root}: {error.message}") from None
     for patch in selected:
         for path in patch.paths:
             target.check_path(path)
@@ -124,6 +127,8 @@ def plan(target: Target, series: Series) -> Plan:
     Raises PatchError if a patch does not fit, if only a part of the series is there, or
     if a check of the result fails; TargetError if the target cannot take it.
     """
+    if not series.patches:
+        raise UsageError(f"{series.root / 'patches' / 'series'} lists no patch")
     found = standing(target, series)
     if all(state.state is State.NOT_SELECTED for state in found.states):
         versions = ", ".join(sorted({str(patch.versions) or "any" for patch in series.patches}))
