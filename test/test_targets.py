@@ -18,6 +18,7 @@ import venv
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Callable, NoReturn, Optional
 
@@ -732,6 +733,7 @@ def as_other_user() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     user = os.geteuid()
+    metadata.version("torch-overlay")  # reads modules that such a user may not be let to
     yield folder
     if user == 0:
         os.seteuid(0)
