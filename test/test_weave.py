@@ -271,6 +271,18 @@ def test_line_numbered_patches(series):
     assert states(both, {**BASE, "torch/b.py": b"y = 1\n"}) == ["in conflict", "in conflict"]
 
 
+@pytest.mark.parametrize(
+    "diff",
+    [
+        "new file mode 120000\n--- /dev/null\n+++ b/torch/a.py\n@@ -0,0 +1 @@\n+/etc/hosts\n",
+        "old mode 100644\nnew mode 100755\n--- a/torch/a.py\n+++ b/torch/a.py\n@@ -1 +1 @@\n-x\n+y\n",
+    ],
+)
+def test_line_numbered_patches_of_more_than_contents(series, diff):
+    with pytest.raises(UsageError, match="only contents of regular files"):
+        series(a=patch_of("diff --git a/torch/a.py b/torch/a.py\n" + diff))
+
+
 def test_added_files(series):
     only = series(
         {"torch/new.py": b"q = 1\n", "test/t.py": b"r = 1\n"},
