@@ -454,6 +454,16 @@ def test_fields_among_the_text_are_refused(case: Case) -> None:
     assert "'Torch-Version: >=2.1' is among the message's text" in output
 
 
+def test_a_torch_that_nothing_proves(case: Case) -> None:
+    (case.tree / "version.txt").unlink()
+    assert "cannot be changed: torch in FOLDER/pytorch has no torch-*.dist-info" in case.run(
+        "status", str(case.tree), code=1
+    )
+    for command in ("verify", "diff", "apply"):
+        output = case.run(command, str(case.tree), code=2)
+        assert output.startswith("torch-overlay: torch in FOLDER/pytorch has no torch-*.dist-info")
+
+
 def test_a_series_without_patches(case: Case) -> None:
     case.series({})
     assert case.run("apply", str(case.tree), code=2).endswith("patches/series lists no patch\n")

@@ -254,6 +254,10 @@ def _print_standing(found: Standing) -> None:
         notes += [f"left out, {NO_TESTS}: {path}" for path in left_out.get(state.patch.name, ())]
         for note in notes:
             click.echo(f"{'':14}{note}")
+    reason = found.target.refusal()
+    if reason is not None:
+        click.echo(f"cannot be changed: {reason}")
+        return
     for path in found.edited:
         click.echo(f"{path} has changes that are neither PyTorch's nor the series'")
 

@@ -134,6 +134,9 @@ def plan(target: Target, series: Series) -> Plan:
         versions = ", ".join(sorted({str(patch.versions) or "any" for patch in series.patches}))
         raise TargetError(f"{target}: no patch of the series is for it (they are for {versions})")
     if found.edited:
+        reason = target.refusal()
+        if reason is not None:
+            raise TargetError(reason)
         raise TargetError(
             f"{target}: {found.edited[0]} has changes that are neither PyTorch's nor the series':"
             " take them out, or install that torch anew",
