@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Callable
 
@@ -237,6 +238,30 @@ def test_a_file_edited_since_is_not_lost(case: Case) -> None:
     assert (case.tree / "torch/runtime.py").read_text() == edited
 
 
+def test_what_was_put_back_does_not_count_as_applied(case: Case) -> None:
+    """As git restores files that it knows, and not the record, which it ignores."""
+    tree = str(case.tree)
+    case.series({"arguments.apatch": ARGUMENTS}, {"torch/added.py": "arguments.apatch"})
+    before = case.files()
+    case.run("apply", tree)
+    case.write("torch/runtime.py", RUNTIME)
+    assert_expected_inline(
+        case.run("status", tree),
+        """\
+torch 2.13.0a0 in FOLDER/pytorch
+pending       Arguments
+              was applied, but torch/runtime.py was put back since: apply it again
+""",
+    )
+    case.run("apply", tree)
+    (case.tree / "torch/added.py").unlink()
+    assert "torch/added.py was put back" in case.run("status", tree)
+    case.run("apply", tree)
+    assert "applied  " in case.run("status", tree)
+    case.run("revert", tree)
+    assert case.files() == before
+
+
 def test_versions_select(case: Case) -> None:
     case.series({"arguments.apatch": ARGUMENTS}, versions="<2.1")
     assert_expected_inline(
@@ -263,6 +288,7 @@ not selected  1 patch, for torch <2.1
         ("apply", "a", "b"),
         ("apply", "--unknown"),
         ("unknown",),
+        ("status", ""),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(case: Case, arguments: tuple[str, ...]) -> None:
@@ -312,6 +338,50 @@ def test_a_patch_cannot_reach_outside(case: Case, path: str) -> None:
     patch = case.folder / "series" / "patches" / "arguments.apatch"
     patch.write_text(patch.read_text().replace("Adds: torch/added.py", f"Adds: {path}"))
     assert f"'{path}'" in case.run("apply", str(case.tree), code=2)
+
+
+@pytest.mark.parametrize("version", [b"\xff\xfe2", b"", b"2.13.0\nor so", b"trunk"])
+def test_a_version_that_is_none(case: Case, version: bytes) -> None:
+    (case.tree / "version.txt").write_bytes(version)
+    output = case.run("status", str(case.tree), code=2)
+    assert output.startswith("torch-overlay: FOLDER/pytorch: '")
+    assert output.endswith("is not a version of PyTorch, such as 2.13.0a0\n")
+
+
+def test_fields_among_the_text_are_refused(case: Case) -> None:
+    patch = case.folder / "series" / "patches" / "arguments.apatch"
+    patch.write_text(patch.read_text().replace("\n---\n", "\nSo much for that.\n---\n"))
+    output = case.run("apply", str(case.tree), code=2)
+    assert "'Torch-Version: >=2.1' is among the message's text" in output
+
+
+def test_a_torch_that_nothing_proves(case: Case) -> None:
+    (case.tree / "version.txt").unlink()
+    assert "cannot be changed: torch in FOLDER/pytorch has no torch-*.dist-info" in case.run(
+        "status", str(case.tree), code=1
+    )
+    for command in ("verify", "diff", "apply"):
+        output = case.run(command, str(case.tree), code=2)
+        assert output.startswith("torch-overlay: torch in FOLDER/pytorch has no torch-*.dist-info")
+
+
+def test_a_series_without_patches(case: Case) -> None:
+    case.series({})
+    assert case.run("apply", str(case.tree), code=2).endswith("patches/series lists no patch\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_output_that_cannot_be_written(case: Case) -> None:
+    command = [sys.executable, "-m", "overlay", "status", str(case.tree)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "torch-overlay: No space left on device\n")
+
+
+def test_without_arguments_it_says_how(case: Case) -> None:
+    command = [sys.executable, "-m", "overlay"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout + done.stderr).startswith("Usage: ")
 
 
 def test_torch_is_not_imported(case: Case) -> None:

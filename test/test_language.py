@@ -347,3 +347,49 @@ p.apatch: f.py: @@ Engine.run: its result stands in 2 places: quote more, so tha
 def test_syntax_errors_are_their_own_class():
     with pytest.raises(PatchSyntaxError):
         compiled("f", " a")
+
+
+@pytest.mark.parametrize(
+    "source, hunk",
+    [
+        pytest.param(
+            "if a:\n    x()\nelse:\n    y()\n", "     x()\n+if b:\n+    z()", id="before else"
+        ),
+        pytest.param(
+            "if a:\n    x()\nelif c:\n    y()\n", "     x()\n+if b:\n+    z()", id="before elif"
+        ),
+        pytest.param(
+            "try:\n    x()\nexcept E:\n    y()\n", "     x()\n+try:\n+    z()", id="before except"
+        ),
+        pytest.param(
+            "for i in a:\n    x()\nelse:\n    y()\n", "     x()\n+if b:\n+    z()", id="for"
+        ),
+        pytest.param("if a:\n    x()\nelse:\n    y()\n", "-if\n+while\n a", id="another header"),
+        pytest.param("if a: x()\nelse: y()\n", " if a: x()\n+if b: z()", id="in one line"),
+    ],
+)
+def test_an_else_is_not_made_anothers(source, hunk):
+    with pytest.raises(PatchError, match="would no longer belong to the"):
+        apply_hunk(compiled("<module>", hunk), Source(source))
+
+
+@pytest.mark.parametrize(
+    "source, hunk",
+    [
+        pytest.param(
+            "if a:\n    x()\nelse:\n    y()\n", "-if\n+while\n a:\n     ...\n else", id="quoted"
+        ),
+        pytest.param(
+            "if a:\n    x()\nelse:\n    y()\n", " if a:\n     x()\n+elif b:\n+    z()", id="elif"
+        ),
+        pytest.param("if a:\n    x()\nelse:\n    y()\n", "-if a:\n+if b and a:", id="same header"),
+        pytest.param(
+            "if a:\n    x()\nelse:\n    y()\n",
+            "     x()\n+    if b:\n+        z()",
+            id="in the body",
+        ),
+        pytest.param("if a: x()\nelse: y()\n", "-x()\n+z()", id="in one line"),
+    ],
+)
+def test_what_leaves_an_else_to_its_statement(source, hunk):
+    assert ast.parse(apply(compiled("<module>", hunk), source))

@@ -41,6 +41,7 @@ def test_a_good_patch_is_clean(tmp_path: Path) -> None:
         (HEAD + "Origin: somewhere\n---\n" + HUNK, "no Torch-Version"),
         (HEAD + FIELDS + "Orgin: somewhere\n---\n" + HUNK, "field Orgin is not known"),
         (HEAD + FIELDS + "Tests: ../x.py\n---\n" + HUNK, "not written plainly"),
+        (HEAD + FIELDS + "Last-Update: lately\n---\n" + HUNK, "Last-Update: 'lately' is not a day"),
         (HEAD + "Torch-Version: 2.1 or so\n---\n" + HUNK, "not a version specifier"),
         (HEAD + FIELDS + "---\n" + "torch/a.py\n@@ f\n x\n y\n", "changes nothing"),
         (
@@ -128,3 +129,17 @@ def test_a_module_that_a_later_patch_adds(tmp_path: Path, line: str) -> None:
     assert messages(tmp_path, HEAD + FIELDS + "---\n" + hunk, more) == [
         "patches/a.apatch: imports torch.c, which b.apatch adds later: put that one first"
     ]
+
+
+def test_a_name_that_a_later_patch_imports(tmp_path: Path) -> None:
+    imports = "torch/a.py\n@@ <module>\n+from torch.c import (\n+    f,\n+    g as h,\n+)\n x\n"
+    more = {
+        "patches/series": "a.apatch\nb.apatch\n",
+        "patches/b.apatch": HEAD + FIELDS + "---\n" + imports,
+    }
+    hunk = HUNK.replace("+2\n", "+h(2)\n")
+    assert messages(tmp_path, HEAD + FIELDS + "---\n" + hunk, more) == [
+        "patches/a.apatch: uses h, which b.apatch imports later: put that one first"
+    ]
+    hunk += "@@ <module>\n+from torch.d import h\n x\n"
+    assert messages(tmp_path, HEAD + FIELDS + "---\n" + hunk, more) == []

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from overlay import operations
 from overlay.demo import WANTED
+from overlay.lint import lint_series
 from overlay.runtime import copy_of, interpreter, site_packages
 from overlay.series import load_series, own_series
 from overlay.targets import find_target
@@ -152,6 +154,22 @@ def test_the_stock_torch_fails_them(stock_venv: Path, tmp_path: Path) -> None:
     assert outcomes.pop("test_one_forward_dtype_casts_nothing") == "passed"
     assert set(outcomes) == {"test_nested_bf16", "test_low_precision_root"}
     assert all(DTYPE_ERROR in text for text in outcomes.values())
+
+
+def test_the_readmes_patch_is_a_whole_one(stock_venv: Path, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    patch = re.search(r"^```diff\n(.*?)^```$", text, re.M | re.S)
+    assert patch
+    for path, content in {
+        "patches/series": "readme.apatch\n",
+        "patches/readme.apatch": patch[1],
+        "torch_overlay/torch/distributed/fsdp/_precision_log.py": "def log_precision(state): ...\n",
+    }.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    assert lint_series(tmp_path) == []
+    made = operations.plan(find_target(str(stock_venv)), load_series(tmp_path))
+    assert len(made.writes) == 3
 
 
 def test_demo(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import venv
 import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Callable, NoReturn, Optional
 
@@ -642,6 +643,15 @@ def test_damaged_state_is_refused(start: Path, tmp_path: Path, name: str) -> Non
             target.record()
 
 
+def test_a_record_that_was_lost_is_noticed(site: Path) -> None:
+    """What RECORD lists then would else pass for PyTorch's own files."""
+    target = open_target(site)
+    target.write(FIRST, SERIES)
+    shutil.rmtree(site / STATE)
+    with pytest.raises(TargetError, match=r"record\.json is missing; install it anew"):
+        target.record()
+
+
 def no_record(site: Path) -> None:
     (site / DIST_INFO / "RECORD").unlink()
 
@@ -723,6 +733,7 @@ def as_other_user() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp())
     folder.chmod(0o755)
     user = os.geteuid()
+    metadata.version("torch-overlay")  # reads modules that such a user may not be let to
     yield folder
     if user == 0:
         os.seteuid(0)

@@ -151,6 +151,24 @@ def test_survey_of_patches_that_rewrite_each_other(series):
     assert [state.patch.name for state in found.in_state(State.PENDING)] == ["second.apatch"]
 
 
+def test_what_is_there_already_stays_as_it_is_written(series):
+    both = series(first=FIRST, second=SECOND)
+
+    def upstreams(files: dict) -> dict:
+        layout = files[A].replace(b"g(x, sys", b"g(  # why\n            x, sys")
+        assert layout != files[A]
+        return {**files, A: layout}
+
+    only_first = upstreams({**BASE, **woven(both, 1)})
+    whole = upstreams(applied(both))
+    assert states(both, only_first) == ["applied", "pending"]
+    assert states(both, whole) == ["applied", "applied"]
+    for files in (only_first, whole):
+        found = survey(both.patches, MemoryTree(files))
+        assert {**found.changes} == {path: whole[path] for path in found.changes}
+        assert A in found.changes
+
+
 def woven(series: Series, count: int) -> dict:
     weaver = Weaver(MemoryTree(BASE))
     for patch in series.patches[:count]:
@@ -252,6 +270,18 @@ def test_line_numbered_patches(series):
     assert weaver.take_back(both.patches[1]) and weaver.take_back(both.patches[0])
     assert weaver.changes() == {"torch/b.py": b"z = 1\n", "torch/n.py": None}
     assert states(both, {**BASE, "torch/b.py": b"y = 1\n"}) == ["in conflict", "in conflict"]
+
+
+@pytest.mark.parametrize(
+    "diff",
+    [
+        "new file mode 120000\n--- /dev/null\n+++ b/torch/a.py\n@@ -0,0 +1 @@\n+/etc/hosts\n",
+        "old mode 100644\nnew mode 100755\n--- a/torch/a.py\n+++ b/torch/a.py\n@@ -1 +1 @@\n-x\n+y\n",
+    ],
+)
+def test_line_numbered_patches_of_more_than_contents(series, diff):
+    with pytest.raises(UsageError, match="only contents of regular files"):
+        series(a=patch_of("diff --git a/torch/a.py b/torch/a.py\n" + diff))
 
 
 def test_added_files(series):

@@ -52,6 +52,9 @@ class _Group(click.Group):
             _fail("stopped")
             sys.exit(130)
         except click.ClickException as error:
+            if type(error).__name__ == "NoArgsIsHelpError":  # the older click has none
+                error.show()
+                sys.exit(2)
             context = getattr(error, "ctx", None)
             hint = f"see '{context.command_path} --help'" if context else ""
             _fail(error.format_message(), [hint] if hint else [])
@@ -60,10 +63,20 @@ class _Group(click.Group):
             _fail(error.message, error.details)
             sys.exit(error.exit_code)
         except BrokenPipeError:
-            # Who reads the output has had enough; without this the interpreter complains at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(1)
+            _drop_output()  # Who reads it has had enough.
+            sys.exit(141)
+        except OSError as error:
+            _drop_output()
+            where = f"{error.filename}: " if error.filename else ""
+            _fail(f"{where}{error.strerror or error}")
+            sys.exit(2)
         sys.exit(0)
+
+
+def _drop_output() -> None:
+    """Without this the interpreter complains at exit of what it cannot write."""
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(message: str, details: Sequence[str] = ()) -> None:
@@ -100,7 +113,7 @@ def _open(
 @contextmanager
 def _working(what: str) -> Iterator[None]:
     """A spinner on standard error while something takes time, where a person looks on."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
@@ -277,6 +290,10 @@ def _print_standing(found: Standing) -> None:
             click.echo(f"{'':14}{note}")
     for reason, count in others.items():
         click.echo(f"{'not selected':14}{_count(count, 'patch', 'patches')}, {reason}")
+    refusal = found.target.refusal()
+    if refusal is not None:
+        click.echo(f"cannot be changed: {refusal}")
+        return
     for path in found.edited:
         click.echo(found.target.describe_edit(path))
 

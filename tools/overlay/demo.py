@@ -19,6 +19,7 @@ from overlay.targets import find_target
 
 MODEL = Path(__file__).with_name("demo_model.py")
 MODEL_TIMEOUT_SECONDS = 150
+LINES_SHOWN = 10
 DTYPE_ERROR = "mat1 and mat2 must have the same dtype"
 
 FULL = {"parameters": "float32", "received": "float32", "gradient": "float32"}
@@ -62,7 +63,7 @@ def run_demo(series: Series, say: Say) -> Demo:
     stock = runtime.torch_venv(progress=say, packages=runtime.TEST_PACKAGES)
     version = runtime.DEFAULT_TORCH
     say(f"running the model on the stock torch {version}, 2 gloo ranks on the CPU")
-    before = _run_model(stock, _failed_as_expected)
+    before = _run_model(stock, _failed_as_expected, say)
     folder = stock.with_name(stock.name + "-demo")
     # Two demos at once take turns with the one patched copy.
     with FileLock(f"{folder}.lock"):
@@ -70,11 +71,11 @@ def run_demo(series: Series, say: Say) -> Demo:
         patched = runtime.copy_of(stock, folder)
         made = operations.apply(find_target(str(patched)), series)
         say("running the model on the patched copy")
-        after = _run_model(patched, _worked_as_expected)
+        after = _run_model(patched, _worked_as_expected, say)
     return Demo(before, after, patched, list(made.writes))
 
 
-def _run_model(venv: Path, as_expected: Callable[[dict[str, Any]], bool]) -> Half:
+def _run_model(venv: Path, as_expected: Callable[[dict[str, Any]], bool], say: Say) -> Half:
     started = time.monotonic()
     try:
         done = subprocess.run(
@@ -91,9 +92,13 @@ def _run_model(venv: Path, as_expected: Callable[[dict[str, Any]], bool]) -> Hal
     except json.JSONDecodeError:
         raise OverlayError(
             f"the model in {venv} gave no report (exit code {done.returncode})",
-            done.stderr.splitlines()[-10:],
+            done.stderr.splitlines()[-LINES_SHOWN:],
         ) from None
-    return Half(str(report["torch"]), report["rows"], report["error"], as_expected(report))
+    half = Half(str(report["torch"]), report["rows"], report["error"], as_expected(report))
+    if not half.as_expected:
+        for line in done.stderr.splitlines()[-LINES_SHOWN:]:
+            say(line)
+    return half
 
 
 def _failed_as_expected(report: dict[str, Any]) -> bool:

@@ -16,13 +16,14 @@ import multiprocessing.connection
 import os
 import sys
 import tempfile
+import time
 import warnings
 from datetime import timedelta
 from typing import Any, Optional
 
 WORLD_SIZE = 2
 COLLECTIVE_TIMEOUT = timedelta(seconds=20)
-# How long a rank that failed lets rank 0 find out by itself.
+# How long the other ranks have to end after one has failed.
 FAILURE_TIMEOUT_SECONDS = 3
 # Importing torch counts too, and on a cold disk it can be slow.
 RUN_TIMEOUT_SECONDS = 120
@@ -39,37 +40,77 @@ def main() -> int:
 
 def _run_ranks(folder: str) -> dict[str, Any]:
     context = multiprocessing.get_context("spawn")
-    receiver, sender = context.Pipe(duplex=False)
-    reported = context.Event()
+    pipes = [context.Pipe(duplex=False) for _ in range(WORLD_SIZE)]
+    done = context.Event()
     ranks = [
         # A daemon, so that no rank outlives this process.
-        context.Process(target=_rank_main, args=(rank, folder, sender, reported), daemon=True)
-        for rank in range(WORLD_SIZE)
+        context.Process(target=_rank_main, args=(rank, folder, sender, done), daemon=True)
+        for rank, (_, sender) in enumerate(pipes)
     ]
     for process in ranks:
         process.start()
-    sender.close()
-    report: Optional[dict[str, Any]] = None
-    failure = f"the ranks did not finish in {RUN_TIMEOUT_SECONDS} s"
+    for _, sender in pipes:
+        sender.close()
     try:
-        ended = [process.sentinel for process in ranks]
-        # A rank only ends once the report is sent, so one that ends before has failed.
-        if multiprocessing.connection.wait([receiver, *ended], RUN_TIMEOUT_SECONDS):
-            failure = "a rank ended early; what it wrote to standard error says why"
-            if receiver.poll():
-                report = receiver.recv()
-    except EOFError:
-        pass  # All ranks ended early.
+        return _merged(_collect([receiver for receiver, _ in pipes]))
     finally:
+        done.set()
         for process in ranks:
-            process.join(0 if report is None else 5)
+            process.join(5)
             if process.is_alive():
                 process.kill()
                 process.join()
-    return report or {"torch": None, "ok": False, "error": failure, "rows": []}
 
 
-def _rank_main(rank: int, folder: str, sender: Any, reported: Any) -> None:
+def _collect(receivers: list[multiprocessing.connection.Connection]) -> list[dict[str, Any]]:
+    """What each rank reports, or in its place what became of it."""
+    reports: dict[int, dict[str, Any]] = {}
+    deadline = time.monotonic() + RUN_TIMEOUT_SECONDS
+    while len(reports) < len(receivers):
+        waiting = [receiver for rank, receiver in enumerate(receivers) if rank not in reports]
+        ready = multiprocessing.connection.wait(waiting, max(deadline - time.monotonic(), 0))
+        if not ready:
+            break
+        for rank, receiver in enumerate(receivers):
+            if receiver not in ready:
+                continue
+            try:
+                reports[rank] = receiver.recv()
+            except EOFError:
+                failure = "the process ended early; what it wrote to standard error says why"
+                reports[rank] = _failure(failure)
+            if reports[rank]["error"]:
+                # The others wait for this rank, and can only find that out.
+                deadline = min(deadline, time.monotonic() + FAILURE_TIMEOUT_SECONDS)
+    errors = [f"rank {rank}: {found['error']}" for rank, found in reports.items() if found["error"]]
+    unfinished = _failure((errors or [f"the ranks did not finish in {RUN_TIMEOUT_SECONDS} s"])[0])
+    return [reports.get(rank, unfinished) for rank in range(len(receivers))]
+
+
+def _failure(error: str) -> dict[str, Any]:
+    return {"torch": None, "ok": False, "error": error, "rows": []}
+
+
+def _merged(reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rank 0's report; it is only good if the other ranks' are, and saw the same."""
+    first, *others = reports
+    for rank, report in enumerate(others, 1):
+        error = report["error"]
+        if not error and [_seen(row) for row in report["rows"]] != [
+            _seen(r) for r in first["rows"]
+        ]:
+            error = "other dtypes than on rank 0"
+        if error and first["ok"]:
+            first = {**first, "ok": False, "error": f"rank {rank}: {error}"}
+    return first
+
+
+def _seen(row: dict[str, Any]) -> tuple[str, ...]:
+    # Gradients differ: a rank has none for a parameter of which it has no shard.
+    return row["module"], row["parameters"], row["received"]
+
+
+def _rank_main(rank: int, folder: str, sender: Any, done: Any) -> None:
     # torch may write to standard output, which is for the report alone.
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
@@ -91,14 +132,9 @@ def _rank_main(rank: int, folder: str, sender: Any, reported: Any) -> None:
     except Exception as exception:
         text = str(exception).strip() or type(exception).__name__
         error = text.splitlines()[0]
-    if rank != 0 and error:
-        print(f"rank {rank}: {error}", file=sys.stderr)
-    if rank == 0:
-        sender.send({"torch": torch.__version__, "ok": error is None, "error": error, "rows": rows})
-        reported.set()
-    elif not reported.wait(FAILURE_TIMEOUT_SECONDS if error else RUN_TIMEOUT_SECONDS):
-        # Rank 0 waits for this one, in vain.
-        sys.exit(1)
+    sender.send({"torch": torch.__version__, "ok": error is None, "error": error, "rows": rows})
+    # The other rank may still need this one.
+    done.wait(RUN_TIMEOUT_SECONDS)
 
 
 def _forward_and_backward(rows: list[dict[str, Any]]) -> None:

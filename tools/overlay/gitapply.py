@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,8 +17,15 @@ def paths_of(text: str, name: str = "patch") -> tuple[str, ...]:
     """The files that a diff changes, as git reads it; UsageError if it is none."""
     with tempfile.TemporaryDirectory(prefix="torch-overlay-") as folder:
         result = _git(["apply", "--numstat", "-z", "-"], folder, text)
+        summary = _git(["apply", "--summary", "-"], folder, text)
     if result.returncode:
         raise UsageError(f"{name}: git cannot read it as a diff: {_first_line(result.stderr)}")
+    for line in summary.stdout.decode(errors="replace").splitlines():
+        if re.match(r" (rename|copy|mode change|create mode (?!100644))", line):
+            raise UsageError(
+                f"{name}: '{line.strip()}': only contents of regular files can be changed, added"
+                " and removed"
+            )
     paths = []
     for entry in result.stdout.decode("utf-8", "surrogateescape").split("\0"):
         if entry:

@@ -26,6 +26,7 @@ from overlay.source import MODULE, Region, Source, SourceError, Symbol, plain_na
 
 SHOWN_SYMBOLS = 3
 SHOWN_TOKENS = 12
+SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True)
@@ -217,16 +218,23 @@ def _shortfall(source: Source, region: Region, matcher: Matcher) -> list[str]:
     at = reached.token
     if at < region.end:
         line = source.line(region.tokens[at].start)
-        stands = " ".join(t.text for t in region.tokens[at : min(at + SHOWN_TOKENS, region.end)])
+        shown = region.tokens[at : min(at + SHOWN_TOKENS, region.end)]
+        stands = " ".join(_shortened(token.text) for token in shown)
         instead = f"line {line} has: {stands}"
     else:
         instead = "the symbol ends there"
     return [f"matched so far: {matched}", f"then expected: {_show(element)}", instead]
 
 
+def _shortened(text: str) -> str:
+    """A token in one line; of a docstring, its first words."""
+    line = re.sub(r"\s+", " ", text)
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "..."
+
+
 def _show(element: object) -> str:
     if isinstance(element, Literal):
-        return re.sub(r"\s+", " ", element.text)
+        return _shortened(element.text)
     if isinstance(element, Wild):
         return "..."
     return {BlockStart: "(start of the body)", BlockEnd: "(end of the block)"}[type(element)]

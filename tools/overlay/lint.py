@@ -80,10 +80,22 @@ def _files(folder: Path) -> list[str]:
 
 
 def _order(series: Series) -> Iterator[LintFinding]:
-    """Find patches that use a module which only a later patch adds."""
+    """Find patches that use a module, or an imported name, which only a later patch adds."""
     later: dict[str, list[SeriesPatch]] = {}
+    names: list[tuple[SeriesPatch, dict[str, set[str]]]] = []
     for patch in reversed(series.patches):
         text = "\n".join([patch.text, *(c.decode(errors="replace") for c in patch.added.values())])
+        for importer, imported in names:
+            if not _may_meet(patch, importer):
+                continue
+            for path, words in imported.items():
+                written = _written(patch, path)
+                used = (set(re.findall(r"\w+", written)) & words) - _imported(written)
+                if used:
+                    message = (
+                        f"uses {min(used)}, which {importer.name} imports later: put that one first"
+                    )
+                    yield LintFinding(f"patches/{patch.name}", message)
         for path, adders in later.items():
             adder = next((other for other in adders if _may_meet(patch, other)), None)
             if adder is None or path in patch.added:
@@ -97,6 +109,7 @@ def _order(series: Series) -> Iterator[LintFinding]:
                 yield LintFinding(f"patches/{patch.name}", message)
         for path in patch.added:
             later.setdefault(path, []).insert(0, patch)
+        names.append((patch, {path: _imported(_written(patch, path)) for path in patch.hunks}))
 
 
 def _may_meet(one: SeriesPatch, other: SeriesPatch) -> bool:
@@ -115,6 +128,19 @@ def _may_meet(one: SeriesPatch, other: SeriesPatch) -> bool:
     return any(one.takes(version) and other.takes(version) for version in versions)
 
 
+def _written(patch: SeriesPatch, path: str) -> str:
+    """The code that a patch adds to a file."""
+    lines = (line for hunk in patch.hunks.get(path, ()) for line in hunk.hunk.lines)
+    return "".join(f"{line.text}\n" for line in lines if line.mark == "+")
+
+
+def _imported(text: str) -> set[str]:
+    """The names that whole imports in a fragment bind."""
+    imports = re.findall(r"^\s*from\s+\S+\s+import\s+(\([^)]*\)|[^\n]*)", text, re.M)
+    parts = (part.split() for found in imports for part in re.sub(r"[()]", " ", found).split(","))
+    return {words[-1] for words in parts if words}
+
+
 def _fields(patch: SeriesPatch) -> Iterator[str]:
     message = patch.message
     for header in ("From", "Date"):
@@ -126,6 +152,9 @@ def _fields(patch: SeriesPatch) -> Iterator[str]:
             parsedate_to_datetime(date)
         except ValueError:
             yield f"Date: '{date}' is not a mail's date, such as Mon, 5 Dec 2022 10:00:00 +0000"
+    updated = next(iter(message.field("Last-Update")), "")
+    if updated and not re.fullmatch(r"\d{4}-\d\d-\d\d", updated):
+        yield f"Last-Update: '{updated}' is not a day, such as 2022-12-05"
     if not message.body.strip():
         yield "no message: say why, in full sentences"
     for name, _ in message.fields:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Optional
 
 from overlay import mails
-from overlay.errors import OverlayError, PatchError, TargetError
+from overlay.errors import OverlayError, PatchError, TargetError, UsageError
 from overlay.mails import Step
 from overlay.series import Series, SeriesPatch
 from overlay.targets import AppliedPatch, Checkout, Record, SourceTree, Target
@@ -64,7 +64,10 @@ def standing(target: Target, series: Series) -> Standing:
             f"{target}: an earlier change was interrupted:"
             " 'torch-overlay apply' or 'torch-overlay revert' puts it right first"
         )
-    selected = series.selected(target.version)
+    try:
+        selected = series.selected(target.version)
+    except UsageError as error:
+        raise TargetError(f"{target.root}: {error.message}") from None
     for patch in selected:
         for path in patch.paths:
             target.check_path(path)
@@ -113,9 +116,13 @@ def _with_record(
             by.append("not the whole series")
         return replace(state, reason=", and ".join(by))
     if state.state is State.PENDING and state.patch.name in recorded:
-        if recorded[state.patch.name] == state.patch.digest:
-            return replace(state, state=State.APPLIED)
-        return replace(state, reason="applied as it was before it was edited: apply it again")
+        if recorded[state.patch.name] != state.patch.digest:
+            return replace(state, reason="applied as it was before it was edited: apply it again")
+        put_back = target.put_back(state.patch.paths)
+        if put_back:
+            reason = f"was applied, but {', '.join(put_back)} was put back since: apply it again"
+            return replace(state, reason=reason)
+        return replace(state, state=State.APPLIED)
     return state
 
 
@@ -136,10 +143,15 @@ def plan(target: Target, series: Series) -> Plan:
     Raises PatchError if a patch does not fit, if only a part of the series is there, or
     if a check of the result fails; TargetError if the target cannot take it.
     """
+    if not series.patches:
+        raise UsageError(f"{series.root / 'patches' / 'series'} lists no patch")
     found = standing(target, series)
     if all(state.state is State.NOT_SELECTED for state in found.states):
         raise nothing_for(target, series)
     if found.edited:
+        reason = target.refusal()
+        if reason is not None:
+            raise TargetError(reason)
         raise TargetError(
             f"{target}: {target.describe_edit(found.edited[0])}",
             [f"{path} has changes too" for path in found.edited[1:]],

@@ -7,8 +7,8 @@ Nothing else in the file changes by a byte.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Optional
 
 from overlay.match import Match, Site
 from overlay.pattern import BlockEnd, BlockStart, Edit, Literal, Pattern, Wild, indent_width
@@ -401,17 +401,17 @@ class _CodeLayout(_Layout):
 
     def reads_back(self, result: Source, pattern: Pattern, match: Match) -> bool:
         expected: list[Token] = []
-        kept: list[bool] = []
+        origins: list[Optional[int]] = []
         at = 0
         for edit, site in zip(pattern.edits, match.sites):
             lines = _strings_joined([line.text for line in edit.lines])
             comma = site.start == site.stop and self._needs_comma(edit, site.start, lines)
             new = tokens_of("," * comma + "\n".join(lines) + "\n")
             expected += [*self.tokens[at : site.start], *new]
-            kept += [True] * (site.start - at) + [False] * len(new)
+            origins += [*range(at, site.start), *[None] * len(new)]
             at = site.stop
         expected += self.tokens[at:]
-        kept += [True] * (len(self.tokens) - at)
+        origins += range(at, len(self.tokens))
         wanted, found = _significant(expected), _significant(result.tokens)
         if len(wanted) != len(found):
             return False
@@ -421,7 +421,7 @@ class _CodeLayout(_Layout):
             have, want = result.tokens[other], expected[index]
             if have.key != want.key:
                 return False
-            if kept[index]:
+            if origins[index] is not None:
                 moved = have.depth != want.depth or have.starts_line != want.starts_line
                 if moved and not after_new:
                     return False
@@ -435,7 +435,36 @@ class _CodeLayout(_Layout):
             ):
                 return False
             after_new = True
+        self._check_clauses(result, {f: origins[w] for w, f in zip(wanted, found)}, match)
         return True
+
+    def _check_clauses(
+        self, result: Source, origins: Mapping[int, Optional[int]], match: Match
+    ) -> None:
+        """Refuse to make an ``else`` and the like, which the hunk does not quote, another's."""
+        quoted = {
+            span.start
+            for element, span in zip(self.elements, self.spans)
+            if isinstance(element, Literal) and element.mark == " " and span.start < span.stop
+        }
+        places = {origin: index for index, origin in origins.items() if origin is not None}
+        for clause, head in self.source.clauses.items():
+            if clause in quoted or clause not in places:
+                continue
+            new_head = result.clauses.get(places[clause])
+            replaced = any(site.start <= head < site.stop for site in match.sites)
+            if new_head is not None and replaced and origins.get(new_head) is None:
+                same = result.tokens[new_head].text == self.tokens[head].text
+            else:
+                same = new_head is not None and origins.get(new_head) == head
+            if not same:
+                line = self.source.line(self.tokens[clause].start)
+                owner = self.source.line(self.tokens[head].start)
+                raise RewriteError(
+                    f"the '{self.tokens[clause].text}' in line {line} would no longer belong to"
+                    f" the '{self.tokens[head].text}' in line {owner}: put the change elsewhere,"
+                    " or quote that line too if this is meant"
+                )
 
 
 class _DocstringLayout(_Layout):

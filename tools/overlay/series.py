@@ -8,6 +8,7 @@ its place in PyTorch's tree).
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -91,7 +92,7 @@ def parse_version(version: str) -> Version:
     try:
         return Version(version)
     except InvalidVersion:
-        raise UsageError(f"'{version}' is not a version of PyTorch") from None
+        raise UsageError(f"{version!r} is not a version of PyTorch, such as 2.13.0a0") from None
 
 
 def own_series() -> Path:
@@ -138,6 +139,7 @@ def _load_patch(root: Path, name: str) -> SeriesPatch:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{name}: cannot read the patch: {_reason(error)}") from None
     hunks: dict[str, tuple[CompiledHunk, ...]] = {}
+    changed: tuple[str, ...]
     if name.endswith(ANCHORED):
         patch = parse_patch(text, name)
         message = patch.message
@@ -146,10 +148,16 @@ def _load_patch(root: Path, name: str) -> SeriesPatch:
                 CompiledHunk.of(hunk, f"{name}: {file.path}: @@ {hunk.symbol}")
                 for hunk in file.hunks
             )
-        changed: tuple[str, ...] = tuple(hunks)
+        changed = tuple(hunks)
     else:
         message, _ = parse_message(text, name)
         changed = gitapply.paths_of(text, name)
+    lost = re.search(r"^(Torch-Version|Adds|Tests):.*", message.body, re.M)
+    if lost:
+        raise PatchSyntaxError(
+            f"{name}: '{lost[0]}' is among the message's text, where no field is read: put the"
+            " fields last before '---', with nothing else among them"
+        )
     added = {}
     for adds in message.field("Adds"):
         check_in_trees(adds, name)

@@ -28,6 +28,8 @@ GRAMMAR = PythonVersionInfo(3, 13)
 
 OPENING = {"(": ")", "[": "]", "{": "}"}
 CLOSING = frozenset(OPENING.values())
+CLAUSES = frozenset({"else", "elif", "except", "finally"})
+"""What begins a line without beginning a statement."""
 MODULE = "<module>"
 
 _LAYOUT = {
@@ -384,6 +386,22 @@ class Source:
     def brackets(self) -> Brackets:
         """How the file's brackets pair up."""
         return Brackets.of(self.tokens)
+
+    @cached_property
+    def clauses(self) -> dict[int, int]:
+        """For each ``else`` and the like, the first token of the statement it belongs to."""
+        begun: dict[int, int] = {}
+        found = {}
+        for index, token in enumerate(self.tokens):
+            if not token.starts_line:
+                continue
+            for deeper in [depth for depth in begun if depth > token.depth]:
+                del begun[deeper]
+            if token.text not in CLAUSES:
+                begun[token.depth] = index
+            elif token.depth in begun:
+                found[index] = begun[token.depth]
+        return found
 
     @cached_property
     def _table(self) -> tuple[list[Symbol], list[int]]:

@@ -229,7 +229,10 @@ class Survey:
     base: Tree
     """The tree without what the series has changed in it; that is taken back as tokens."""
     changes: Mapping[str, Optional[bytes]]
-    """What the whole series makes of the base, as far as its patches fit."""
+    """What the whole series makes of the base, as far as its patches fit.
+
+    What stands there already stays as it is, to the byte, unless a patch has to go below it.
+    """
 
     def in_state(self, *states: State) -> tuple[PatchState, ...]:
         """The patches in any of some states."""
@@ -260,7 +263,33 @@ def survey(
             states.append(PatchState(patch, state))
         except PatchError as error:
             states.append(PatchState(patch, State.CONFLICT, error.message, error.details))
-    return Survey(tuple(states), base, forward.changes())
+    changes = forward.changes()
+    if applied:
+        pending = [state.patch for state in states if state.state is State.PENDING]
+        on_top = _on_top(pending, tree, carries, backward.changes())
+        changes = changes if on_top is None else on_top
+    return Survey(tuple(states), base, changes)
+
+
+def _on_top(
+    pending: Sequence[SeriesPatch],
+    tree: Tree,
+    carries: Carries,
+    taken_back: Mapping[str, Optional[bytes]],
+) -> Optional[dict[str, Optional[bytes]]]:
+    """What becomes of all files when pending patches are put on the applied ones as they stand.
+
+    To take those back and to apply them again would change their layout, and comments in them.
+    None where a pending patch only fits below an applied one.
+    """
+    weaver = Weaver(tree, carries)
+    try:
+        if not all(weaver.apply(patch) for patch in pending):
+            return None
+    except PatchError:
+        return None
+    after = ChangedTree(tree, weaver.changes())
+    return {path: after.read(path) for path in sorted({*taken_back, *weaver.changes()})}
 
 
 def left_out(patch: SeriesPatch, carries: Carries) -> tuple[str, ...]:

@@ -42,6 +42,8 @@ def find_target(where: Optional[str], commits: bool = True) -> Target:
     """
     if where is None:
         return _of_interpreter(Path(sys.executable), probe.torch_init())
+    if not where:
+        raise UsageError("the target's name is empty: leave it out, or name one")
     path = Path(os.path.abspath(where))
     if path.is_file():
         return _probe(path)
@@ -68,6 +70,8 @@ def _probe(python: Path) -> Target:
     answer = run_python(str(python), ["-c", Path(probe.__file__).read_text(encoding="utf-8")])
     try:
         init = json.loads(answer)
+        if not isinstance(init, (str, type(None))):
+            raise ValueError(answer)
     except ValueError as error:
         raise TargetError(f"{python} is not a Python interpreter") from error
     return _of_interpreter(python, init)

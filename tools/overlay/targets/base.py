@@ -345,6 +345,12 @@ class Target(ABC):
         record = self.record()
         return [p for p, f in record.files.items() if not self._known(p, f)] if record else []
 
+    def put_back(self, paths: Iterable[str]) -> list[str]:
+        """Those of the files that this tool changed and someone else made what they were before."""
+        record = self.record()
+        files = record.files if record else {}
+        return [p for p in paths if p in files and digest(self.tree.read(p)) == files[p].before]
+
     def _known(self, path: str, entry: FileRecord) -> bool:
         # As before is known too: someone may have restored it by hand.
         return digest(self.tree.read(path)) in (entry.after, entry.before)

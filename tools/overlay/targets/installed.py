@@ -55,12 +55,16 @@ class Installed(Target):
         return None
 
     def record(self) -> Optional[Record]:
-        record = super().record()
-        if record is None:
+        if self._state is None:
             return None
+        record = super().record()
         # A RECORD that does not list it is from a later installation over the top.
-        lines = self.tree.read(self._record_path) or b""
-        return record if f"{self._state}/record.json,".encode() in lines else None
+        path = f"{self._state}/record.json"
+        if f"{path},".encode() not in (self.tree.read(self._record_path) or b""):
+            return None
+        if record is None and not self.interrupted:
+            raise TargetError(f"{self.root / path} is missing; {self._reinstall()}")
+        return record
 
     def is_pristine(self, path: str) -> bool:
         """Whether the wheel's RECORD proves that the file is the wheel's own."""

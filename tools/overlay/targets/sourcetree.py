@@ -20,7 +20,7 @@ class SourceTree(Target):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.version = (root / "version.txt").read_text(encoding="utf-8").strip()
+        self.version = (root / "version.txt").read_text("utf-8", "replace").strip()
 
     @property
     def in_git(self) -> bool:
