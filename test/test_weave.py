@@ -284,6 +284,23 @@ def test_line_numbered_patches_of_more_than_contents(series, diff):
         series(a=patch_of("diff --git a/torch/a.py b/torch/a.py\n" + diff))
 
 
+def test_a_line_numbered_patch_is_not_put_in_another_place(series):
+    """Git would take the nearest, which is the other function once the file has grown."""
+    body = "    x = 1\n    y = 2\n"
+    hunk = "@@ -5,2 +5,2 @@\n     x = 1\n-    y = 2\n+    y = 3\n"
+    only = series(a=patch_of("--- a/torch/a.py\n+++ b/torch/a.py\n" + hunk))
+
+    def result(text: str) -> str:
+        return applied(only, {A: text.encode()})[A].decode()
+
+    source = f"def f():\n{body}def g():\n{body}"
+    assert result(source) == source.removesuffix("2\n") + "3\n"
+    with pytest.raises(PatchError, match="its hunk of line 5 stands in lines 4, 7, and not there"):
+        result("# new\n" * 2 + source)
+    unique = "# new\n" * 2 + f"def g():\n{body}"
+    assert result(unique) == unique.replace("2\n", "3\n")
+
+
 def test_added_files(series):
     only = series(
         {"torch/new.py": b"q = 1\n", "test/t.py": b"r = 1\n"},

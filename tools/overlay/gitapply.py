@@ -48,6 +48,7 @@ def apply_diff(
         if result.returncode:
             lines = result.stderr.decode(errors="replace").splitlines()
             raise PatchError(f"{name}: git apply does not take it", lines)
+        _refuse_twins(text, files, name, reverse)
         changed: dict[str, Optional[bytes]] = {}
         for path, content in files.items():
             place = Path(folder, path)
@@ -55,6 +56,50 @@ def apply_diff(
             if after != content:
                 changed[path] = after
         return changed
+
+
+_HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
+
+
+def _refuse_twins(
+    text: str, files: Mapping[str, Optional[bytes]], name: str, reverse: bool
+) -> None:
+    """Refuse hunks that are not at their line and could stand in several places.
+
+    Git takes the place that is nearest to the line, which a longer file moves elsewhere.
+    """
+    lines = text.encode("utf-8", "surrogateescape").split(b"\n")
+    path = ""
+    at = 0
+    while at < len(lines):
+        line = lines[at]
+        at += 1
+        if line.startswith((b"--- a/", b"+++ b/")):
+            path = line[6:].split(b"\t")[0].decode("utf-8", "surrogateescape")
+        found = _HUNK.match(line)
+        if not found or not files.get(path):
+            continue
+        old, new = int(found[2] or 1), int(found[4] or 1)
+        start = int(found[3] if reverse else found[1])
+        before = []
+        while at < len(lines) and (old > 0 or new > 0):
+            mark = lines[at][:1] or b" "
+            old -= mark in b" -"
+            new -= mark in b" +"
+            if mark in (b" +" if reverse else b" -"):
+                before.append(lines[at][1:])
+            at += 1
+        have = (files[path] or b"").split(b"\n")
+        if not before or have[start - 1 : start - 1 + len(before)] == before:
+            continue
+        ends = range(len(before), len(have) + 1)
+        places = [end for end in ends if have[end - len(before) : end] == before]
+        if len(places) > 1:
+            numbers = ", ".join(str(end - len(before) + 1) for end in places)
+            raise PatchError(
+                f"{name}: {path}: its hunk of line {start} stands in lines {numbers}, and not"
+                " there: give it more context, or address it by symbol in an .apatch"
+            )
 
 
 def _git(arguments: Sequence[str], folder: str, text: str) -> subprocess.CompletedProcess[bytes]:
