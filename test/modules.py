@@ -293,6 +293,12 @@ def edits(module: Module) -> list[Edit]:
             made = list(_block_edits(place))
             for edit in made:
                 edit.statements = place.statements
+                if place.symbol == "<module>" and place.header is not None:
+                    # What is new in a module's block must not stand in the first column.
+                    edit.hunk = [
+                        line[:1] + "    " + line[1:] if line[1:].strip() else line
+                        for line in edit.hunk
+                    ]
             found += made
     return found
 

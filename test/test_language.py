@@ -393,3 +393,13 @@ def test_an_else_is_not_made_anothers(source, hunk):
 )
 def test_what_leaves_an_else_to_its_statement(source, hunk):
     assert ast.parse(apply(compiled("<module>", hunk), source))
+
+
+def test_nothing_new_slips_into_a_block_of_the_module() -> None:
+    """What stands in the first column of a hunk on the module must run when it is imported."""
+    text = "if TYPE_CHECKING:\n    from a import b\n\nx = b\n"
+    with pytest.raises(PatchError) as refused:
+        apply(compiled("<module>", "+from c import d\n from a import"), text)
+    assert "some 'if' of the module" in refused.value.message
+    in_block = compiled("<module>", "+    from c import d\n     from a import")
+    assert "TYPE_CHECKING:\n    from c import d\n    from a" in apply(in_block, text)

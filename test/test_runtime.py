@@ -115,7 +115,7 @@ def test_builds_once_and_adds_packages_to_what_is_there() -> None:
     assert [line.split(": ")[1].split(" [")[0].split(" /")[0] for line in lines] == [
         "creating",
         "asking pip for it",
-        "found its wheel on this machine",
+        "unpacking its wheel, which is on this machine",
         "installing 2 packages",
         "ready",
     ]

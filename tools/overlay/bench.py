@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,19 +91,31 @@ def bench_apply(series: Series, say: Say) -> list[Cost]:
         ]
 
 
+# A process begins with the peak of the one that starts it, so something small does.
+_MEASURE = """
+import json, os, sys, time
+report = os.fdopen(int(sys.argv[1]), "w")
+started = time.perf_counter()
+child = os.posix_spawnp(sys.argv[2], sys.argv[2:], os.environ)
+_, status, usage = os.wait4(child, 0)
+seconds = time.perf_counter() - started
+json.dump([os.waitstatus_to_exitcode(status), seconds, usage.ru_maxrss], report)
+"""
+
+
 def _measure(command: Sequence[str]) -> tuple[float, float]:
     """Wall seconds and peak memory in MiB of a command, its own process alone."""
-    with tempfile.TemporaryFile() as output:
-        started = time.perf_counter()
-        process = subprocess.Popen(command, stdout=output, stderr=output)
-        _, status, usage = os.wait4(process.pid, 0)
-        seconds = time.perf_counter() - started
-        process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            output.seek(0)
-            lines = output.read().decode(errors="replace").splitlines()
-            raise TargetError(f"'{' '.join(command)}' exited with {process.returncode}", lines)
-    return seconds, usage.ru_maxrss / KIB_PER_MIB
+    reader, writer = os.pipe()
+    with open(reader) as report:
+        starter = [sys.executable, "-I", "-S", "-c", _MEASURE, str(writer), *command]
+        done = subprocess.run(
+            starter, pass_fds=[writer], capture_output=True, text=True, check=False
+        )
+        os.close(writer)
+        code, seconds, kib = json.load(report)
+    if code:
+        raise TargetError(f"'{' '.join(command)}' exited with {code}", done.stderr.splitlines())
+    return float(seconds), kib / KIB_PER_MIB
 
 
 def _as_mail(target: str, series: Series, folder: Path) -> tuple[Path, Path]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -61,6 +60,8 @@ class _Group(click.Group):
             sys.exit(2)
         except OverlayError as error:
             _fail(error.message, error.details)
+            if "--json" in sys.argv:
+                _print_json({"error": error.message, "details": list(error.details)})
             sys.exit(error.exit_code)
         except BrokenPipeError:
             _drop_output()  # Who reads it has had enough.
@@ -159,7 +160,8 @@ def apply(
         _print_json({**value, "commits": list(made.commits)})
         return
     _say_not_carried(made.standing)
-    _say_unresolved(made.report)
+    if made.writes:
+        _say_unresolved(made.report)
     if not made.writes and not made.commits:
         click.echo(f"{found}: nothing to change, the series is applied")
         return
@@ -427,10 +429,8 @@ def demo(series: Optional[Path], as_json: bool) -> None:
     from overlay.demo import run_demo
     from overlay.series import load_series, own_series
 
-    started = time.monotonic()
-
     def say(line: str) -> None:
-        click.echo(f"[{time.monotonic() - started:5.1f} s] {line}", err=True)
+        click.echo(line, err=True)
 
     shown = run_demo(load_series(series or own_series()), say)
     if as_json:

@@ -203,6 +203,11 @@ class _CodeLayout(_Layout):
         written = [line for line in lines if line.strip()]
         width = indent_width(written[0]) if written else 0
         depth = self._depth(edit, site, width)
+        if self.region.symbol < 0 and site.start == site.stop and depth and not width:
+            raise RewriteError(
+                "the line beside it stands in a block (some 'if' of the module), and what comes"
+                " stands in the hunk's first column: quote both with the block's indentation"
+            )
         indents = {width: self._indentation(depth, site.start)}
         for line in written:
             column = indent_width(line)

@@ -2,9 +2,10 @@
 
 ``TORCH_OVERLAY_CACHE`` names the folder; ``TORCH_OVERLAY_PIP_ARGS`` (split as a shell would) is
 passed to ``pip install``, for another index or a folder of wheels. Linux's default torch is a CUDA
-build of several gigabytes; this takes the CPU build instead::
+build of several gigabytes; PyTorch's own index of CPU builds, which its install page names, has a
+small one::
 
-    export TORCH_OVERLAY_PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+    export TORCH_OVERLAY_PIP_ARGS="--extra-index-url ADDRESS"
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -38,6 +40,7 @@ TEST_PACKAGES = ("numpy", "pytest", "expecttest")
 _STAMP = "torch-overlay.json"
 _COPY_MARK = ".torch-overlay-copy"
 _LINES_SHOWN = 15
+_HEARTBEAT_SECONDS = 10
 
 # Runs a module, and ends it with all that it started once our end of its standard input closes:
 # a pip that outlives a killed parent would go on writing into a folder that the next run rebuilds.
@@ -272,20 +275,22 @@ def _pip_install(
         extra_args = shlex.split(extra)
     except ValueError as error:
         raise UsageError(f"TORCH_OVERLAY_PIP_ARGS cannot be split: {error}: {extra}") from None
-    report("asking pip for it")
     scratch = venv / "tmp"
     scratch.mkdir()
-    code, lines = _run(
-        interpreter(venv),
-        [
-            *("pip", "install", "--no-input", "--progress-bar=off", "--disable-pip-version-check"),
-            # Compiling all of torch takes longer than all that is ever imported of it is worth.
-            *("--no-compile", *extra_args, f"torch=={wanted}", *packages),
-        ],
-        lambda line: _report_stage(line, report),
-        # A small /tmp has no room for torch, and what a killed pip leaves here goes with the rest.
-        {"TMPDIR": str(scratch)},
-    )
+    with _heartbeat(report) as say:
+        say("asking pip for it")
+        code, lines = _run(
+            interpreter(venv),
+            [
+                *("pip", "install", "--no-input", "--progress-bar=off"),
+                # Compiling all of torch takes longer than all that is ever imported is worth.
+                *("--disable-pip-version-check", "--no-compile"),
+                *(*extra_args, f"torch=={wanted}", *packages),
+            ],
+            lambda line: _report_stage(line, say),
+            # A small /tmp has no room for torch, and what a killed pip leaves here goes too.
+            {"TMPDIR": str(scratch)},
+        )
     shutil.rmtree(scratch)
     if code == 0:
         return
@@ -310,7 +315,7 @@ def _report_stage(line: str, report: Callable[[str], None]) -> None:
     if download:
         report(f"downloading {download[1]} ({download[2]})")
     elif re.match(r"\s*(Processing|Using cached) \S*torch-", line):
-        report("found its wheel on this machine")
+        report("unpacking its wheel, which is on this machine")
     elif line.startswith("Installing collected packages:"):
         report(f"installing {line.count(',') + 1} packages")
 
@@ -339,6 +344,35 @@ def _run(
             lines.append(line.rstrip())
             on_line(line)
         return process.wait(), lines
+
+
+@contextmanager
+def _heartbeat(report: Callable[[str], None]) -> Iterator[Callable[[str], None]]:
+    """Repeats what was reported last while nothing new is said for a while."""
+    said = threading.Event()
+    done = threading.Event()
+    last = ""
+
+    def say(line: str) -> None:
+        nonlocal last
+        last = line
+        said.set()
+        report(line)
+
+    def beat() -> None:
+        while not done.is_set():
+            if not said.wait(_HEARTBEAT_SECONDS) and last:
+                report(f"still {last}")
+            said.clear()
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield say
+    finally:
+        done.set()
+        said.set()
+        thread.join()
 
 
 @contextmanager
