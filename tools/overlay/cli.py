@@ -415,6 +415,47 @@ def _say_exported(made: Exported, output: Path, mails: Path, as_json: bool) -> N
     )
 
 
+@main.command(name="import")
+@click.argument("checkout", type=click.Path(path_type=Path), metavar="TARGET")
+@click.argument("revisions", nargs=-1, required=True, metavar="REVS...")
+@output_option
+@json_option
+def import_(checkout: Path, revisions: tuple[str, ...], output: Path, as_json: bool) -> None:
+    """Turn commits into a series of anchored patches, one for each.
+
+    TARGET is a git checkout of PyTorch; REVS are commits or ranges, such as main..HEAD. What
+    cannot be anchored is written as a line-numbered patch, and named. The patches are applied in
+    memory, and must give each commit's files byte for byte, before anything is written.
+    """
+    from overlay.commits import import_commits
+
+    with _working("finding anchors"):
+        done = import_commits(checkout, revisions, output)
+    if as_json:
+        _print_json(
+            [
+                {
+                    "commit": each.commit.oid,
+                    "subject": each.commit.subject,
+                    "patches": list(each.patches),
+                    "hunks": each.hunks,
+                    "added": list(each.added),
+                    "line_numbered": dict(each.line_numbered),
+                }
+                for each in done
+            ]
+        )
+        return
+    for each in done:
+        if not each.patches:
+            click.echo(f"{each.commit} changes nothing: left out")
+        for name in each.patches:
+            click.echo(f"  {name}")
+        for path, reason in each.line_numbered.items():
+            click.echo(f"    {path} by line numbers: {reason}")
+    click.echo(f"{output}: {_count(sum(len(each.patches) for each in done), 'patch', 'patches')}")
+
+
 @main.command()
 @json_option
 @click.pass_obj

@@ -6,7 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
+from textwrap import dedent
 from typing import Optional
 
 from overlay.apatch import Hunk, Line
@@ -43,11 +45,23 @@ class CompiledHunk:
         """Whether it only adds imports, which a file may well have already."""
         return self.after.writes_imports and all(edit.inserts for edit in self.before.edits)
 
+    @cached_property
+    def removed(self) -> tuple[str, ...]:
+        """The classes and functions that it takes away."""
+        if self.hunk.is_docstring:
+            return ()
+        gone, new = (
+            [name for edit in side.edits for name in _definitions(edit.lines)]
+            for side in (self.after, self.before)
+        )
+        scope = "" if self.hunk.scope == MODULE else f"{self.hunk.scope}."
+        return tuple(scope + name for name in gone if name not in new)
+
     @classmethod
     def of(cls, hunk: Hunk, where: str) -> CompiledHunk:
         """Compile a hunk; PatchSyntaxError if it could not say where it stands."""
         before, after = compile_hunk(hunk, where)
-        check_removals(after, where)
+        check_removals(before, after, where)
         return cls(hunk, where, before, after)
 
     def reversed(self) -> CompiledHunk:
@@ -75,16 +89,17 @@ def is_applied(hunk: CompiledHunk, source: Source) -> bool:
     return _find(hunk, source)[1] is None
 
 
-def apply_hunk(hunk: CompiledHunk, source: Source) -> Source:
+def apply_hunk(hunk: CompiledHunk, source: Source, expected: Optional[Source] = None) -> Source:
     """The source with a hunk applied; the very same one if it was already.
 
-    Raises PatchError if it does not match exactly once, or cannot be written there.
+    Raises PatchError if it does not match exactly once, cannot be written there, or does not
+    make the ``expected`` source, where that is known.
     """
     region, match = _find(hunk, source)
     if match is None:
         return source
     try:
-        result = rewrite(source, region, hunk.before, match)
+        result = rewrite(source, region, hunk.before, match, expected)
     except RewriteError as error:
         line = _line_of(source, region, match.sites[0])
         raise PatchError(f"{hunk.where}: matches in line {line}, but {error}") from None
@@ -113,6 +128,8 @@ def _find(hunk: CompiledHunk, source: Source) -> tuple[Region, Optional[Match]]:
     region = _region(hunk, source)
     before, after = Matcher(source, region, hunk.before), Matcher(source, region, hunk.after)
     done = after.matches()
+    if any(map(source.find, hunk.removed)):
+        done = []
     todo = [match for match in before.matches() if not any(_within(match, d) for d in done)]
     if len(todo) == 1:
         return region, todo[0]
@@ -132,6 +149,15 @@ def _find(hunk: CompiledHunk, source: Source) -> tuple[Region, Optional[Match]]:
     raise PatchError(
         f"{hunk.where}: matches nowhere in {_name(hunk)}", _shortfall(source, region, before)
     )
+
+
+def _definitions(lines: Iterable[Line]) -> list[str]:
+    """The classes and functions that some lines define, without those inside of them."""
+    source = Source(dedent("".join(f"{line.text}\n" for line in lines)))
+    try:
+        return [symbol.name.split("#")[0] for symbol in source.symbols if symbol.parent < 0]
+    except SourceError:  # a part of a statement
+        return []
 
 
 def _within(before: Match, after: Match) -> bool:

@@ -123,9 +123,15 @@ def compile_hunk(hunk: Hunk, where: str) -> tuple[Pattern, Pattern]:
     return before, after
 
 
-def check_removals(after: Pattern, where: str) -> None:
-    """Refuse a hunk that takes code away where nothing could tell that it has gone."""
-    for edit in after.edits:
+def check_removals(before: Pattern, after: Pattern, where: str) -> None:
+    """Refuse a hunk that takes code away where nothing could tell that it has gone.
+
+    Of whole classes and functions their names tell it.
+    """
+    for removal, edit in zip(before.edits, after.edits):
+        gone = before.elements[removal.start : removal.stop]
+        if all(isinstance(element, Literal) and element.defined for element in gone):
+            continue
         around = after.elements[max(edit.start - 1, 0) : edit.start + 1]
         if edit.inserts and (
             len(around) < 2 or edit.start == 0 or any(isinstance(e, Wild) for e in around)

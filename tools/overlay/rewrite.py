@@ -51,8 +51,14 @@ class Replacement(NamedTuple):
     text: str
 
 
-def rewrite(source: Source, region: Region, pattern: Pattern, match: Match) -> Source:
-    """The source with a matched pattern's edits made.
+def rewrite(
+    source: Source,
+    region: Region,
+    pattern: Pattern,
+    match: Match,
+    expected: Optional[Source] = None,
+) -> Source:
+    """The source with a matched pattern's edits made; ``expected``, if given, or an error.
 
     Raises RewriteError where an edit has no good place, or where what was written does
     not read back as what was meant: the same tokens in the same blocks, and the new ones.
@@ -64,7 +70,9 @@ def rewrite(source: Source, region: Region, pattern: Pattern, match: Match) -> S
         for edit, site in reversed(list(zip(pattern.edits, match.sites))):
             start, stop, new = writer.replacement(edit, site, [line.text for line in edit.lines])
             text = text[:start] + NEWLINE.sub(source.newline, new) + text[stop:]
-        result = Source(text, source.encoding, source.bom)
+        if expected is not None and expected.text != text:
+            raise RewriteError("what it makes there is not what is expected")
+        result = expected or Source(text, source.encoding, source.bom)
         same = writer.reads_back(result, pattern, match)
     except SourceError as error:
         raise RewriteError(f"what it makes is not Python: {error}") from None
