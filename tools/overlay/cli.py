@@ -624,3 +624,66 @@ def base_path(name: str) -> None:
     from overlay.bases import find_base, path_of
 
     click.echo(path_of(find_base(name)))
+
+
+@main.command()
+@click.option("--releases", "specifier", metavar="SPEC", help="Which releases, such as '>=2.1,<3'.")
+@click.option("--compare", is_flag=True, help="Try the same change as a diff with other tools too.")
+@click.option(
+    "--diff-on",
+    "base",
+    default="2.6.0",
+    show_default=True,
+    metavar="VERSION",
+    help="The release that --compare makes the diff on.",
+)
+@click.option("--markdown", is_flag=True, help="Print Markdown tables.")
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Draw an SVG picture of the comparison.",
+)
+@json_option
+@click.pass_obj
+def drift(
+    series: Optional[Path],
+    specifier: Optional[str],
+    compare: bool,
+    base: str,
+    markdown: bool,
+    plot_file: Optional[Path],
+    as_json: bool,
+) -> None:
+    """Try the series on torch's releases: each patch alone, and all of it, woven and verified.
+
+    By default on all final releases that are not yanked, from the first that a patch is for to the
+    last. Reads the Python of their wheels from the package index, once, into the cache folder, and
+    runs none of it. Exits with 1 if a patch fails on a release that it is for.
+    """
+    from overlay import drift_report as report
+    from overlay.drift import drift as find_drift
+    from overlay.errors import UsageError
+    from overlay.series import load_series, own_series
+
+    if markdown and as_json:
+        raise UsageError("--json and --markdown are two ways to print it: choose one")
+    if plot_file and not compare:
+        raise UsageError("--plot draws the comparison: add --compare")
+
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    found = find_drift(load_series(series or own_series()), specifier, compare, say, base)
+    if plot_file:
+        try:
+            plot_file.write_text(report.plot(found), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--plot: cannot write {plot_file}: {error.strerror}") from None
+    if as_json:
+        _print_json(report.to_json(found))
+    else:
+        for line in report.markdown_lines(found) if markdown else report.text_lines(found):
+            click.echo(line)
+    sys.exit(1 if found.failed else 0)

@@ -33,9 +33,10 @@ _BLOCK = 1 << 20
 
 
 def releases() -> list[str]:
-    """All final releases of torch that the index has a Linux wheel of, oldest first."""
+    """All final releases of torch, but yanked ones, that have a Linux wheel, oldest first."""
     with _index() as client:
-        versions = {Version(wheel.version) for wheel in _wheels(client) if wheel.version}
+        offered = [w.version for w in _wheels(client) if w.version and not w.is_yanked]
+    versions = set(map(Version, offered))
     return [str(v) for v in sorted(versions) if not v.is_prerelease and not v.local]
 
 
