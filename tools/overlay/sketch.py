@@ -151,9 +151,15 @@ class _Writer:
         self.out: list[Line] = []
         self.open = False
         """Whether the last line is context that may go on."""
-        self.base = min(
-            [self._depth(start) for start, stop, _ in items if start < len(self.tokens)]
-            + [edit.depth for _, _, edit in items if edit is not None]
+        is_module = sketch.region.symbol < 0 and not self.is_text
+        # The first column of a hunk on the module is the module's own.
+        self.base = (
+            0
+            if is_module
+            else min(
+                [self._depth(start) for start, stop, _ in items if start < len(self.tokens)]
+                + [edit.depth for _, _, edit in items if edit is not None]
+            )
         )
 
     def _depth(self, index: int) -> int:
