@@ -148,6 +148,14 @@ def plan(target: Target, series: Series) -> Plan:
     found = standing(target, series)
     if all(state.state is State.NOT_SELECTED for state in found.states):
         raise nothing_for(target, series)
+    record = target.record()
+    if record is not None and record.series:
+        others = [patch.name for patch in record.series]
+        if not {patch.name for patch in series.patches}.intersection(others):
+            raise TargetError(
+                f"{target}: another series is applied: 'torch-overlay revert' takes it out first",
+                [f"applied: {name}" for name in others],
+            )
     if found.edited:
         reason = target.refusal()
         if reason is not None:
