@@ -179,10 +179,10 @@ def plan(target: Target, series: Series) -> Plan:
     return Plan(found, found.writes(), check(found))
 
 
-def nothing_for(target: Target, series: Series) -> TargetError:
+def nothing_for(target: Target, series: Series) -> PatchError:
     """The error where a series has no patch for a target."""
     versions = ", ".join(sorted({str(patch.versions) or "any" for patch in series.patches}))
-    return TargetError(f"{target}: no patch of the series is for it (they are for {versions})")
+    return PatchError(f"{target}: no patch of the series is for it (they are for {versions})")
 
 
 def check(found: Standing) -> Report:
