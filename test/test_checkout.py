@@ -675,6 +675,17 @@ def test_an_edited_series_replaces_its_commits(repository: Repository) -> None:
     assert repository.head == base
 
 
+def test_another_series_is_not_replaced(repository: Repository) -> None:
+    repository.apply()
+    before = repository.snapshot()
+    repository.series({"mine.apatch": ARGUMENTS}, mail=MAIL)
+    with pytest.raises(TargetError, match="another series is applied: .* takes it out first"):
+        repository.apply()
+    assert repository.snapshot() == before
+    repository.revert()
+    assert len(repository.apply().commits) == 1
+
+
 def test_half_a_series(repository: Repository) -> None:
     repository.apply()
     repository.git("reset", "--quiet", "--hard", "HEAD~1")

@@ -265,7 +265,7 @@ pending       Arguments
 def test_versions_select(case: Case) -> None:
     case.series({"arguments.apatch": ARGUMENTS}, versions="<2.1")
     assert_expected_inline(
-        case.run("apply", str(case.tree), code=2),
+        case.run("apply", str(case.tree), code=1),
         """\
 torch-overlay: torch 2.13.0a0 in FOLDER/pytorch: no patch of the series is for it (they are for <2.1)
 """,

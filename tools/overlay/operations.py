@@ -148,6 +148,14 @@ def plan(target: Target, series: Series) -> Plan:
     found = standing(target, series)
     if all(state.state is State.NOT_SELECTED for state in found.states):
         raise nothing_for(target, series)
+    record = target.record()
+    if record is not None and record.series:
+        others = [patch.name for patch in record.series]
+        if not {patch.name for patch in series.patches}.intersection(others):
+            raise TargetError(
+                f"{target}: another series is applied: 'torch-overlay revert' takes it out first",
+                [f"applied: {name}" for name in others],
+            )
     if found.edited:
         reason = target.refusal()
         if reason is not None:
@@ -171,10 +179,10 @@ def plan(target: Target, series: Series) -> Plan:
     return Plan(found, found.writes(), check(found))
 
 
-def nothing_for(target: Target, series: Series) -> TargetError:
+def nothing_for(target: Target, series: Series) -> PatchError:
     """The error where a series has no patch for a target."""
     versions = ", ".join(sorted({str(patch.versions) or "any" for patch in series.patches}))
-    return TargetError(f"{target}: no patch of the series is for it (they are for {versions})")
+    return PatchError(f"{target}: no patch of the series is for it (they are for {versions})")
 
 
 def check(found: Standing) -> Report:
