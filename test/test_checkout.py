@@ -679,7 +679,7 @@ def test_another_series_is_not_replaced(repository: Repository) -> None:
     repository.apply()
     before = repository.snapshot()
     repository.series({"mine.apatch": ARGUMENTS}, mail=MAIL)
-    with pytest.raises(TargetError, match="another series is applied: .* takes it out first"):
+    with pytest.raises(TargetError, match=r"another series is applied: .* takes it out first"):
         repository.apply()
     assert repository.snapshot() == before
     repository.revert()
