@@ -101,13 +101,24 @@ def main(context: click.Context, series_folder: Optional[Path]) -> None:
     context.obj = series_folder
 
 
+def _load(folder: Optional[Path]) -> Series:
+    """The series in a folder, or the tool's own."""
+    from overlay.series import load_series, own_series
+
+    return load_series(folder or own_series())
+
+
+def _say(line: str) -> None:
+    """Tell a step of something that takes time."""
+    click.echo(line, err=True)
+
+
 def _open(
     series_folder: Optional[Path], where: Optional[str], commits: bool = True
 ) -> tuple[Target, Series]:
-    from overlay.series import load_series, own_series
     from overlay.targets import find_target
 
-    series = load_series(series_folder or own_series())
+    series = _load(series_folder)
     return find_target(where, commits), series
 
 
@@ -364,9 +375,8 @@ def export(series: Optional[Path], target: Optional[str], output: Path, as_json:
     they are for the source tree of the same version.
     """
     from overlay import export as exports
-    from overlay.series import load_series, own_series
 
-    patches = load_series(series or own_series())
+    patches = _load(series)
     with _working("weaving and verifying"):
         made = exports.export(exports.source_of(target), patches, output)
     _say_exported(made, output, output, as_json)
@@ -384,9 +394,8 @@ def build(series: Optional[Path], target: Optional[str], output: Path, as_json: 
     checkout, and MANIFEST.json with the SHA-256 of each, and of the file that it replaces.
     """
     from overlay import export as exports
-    from overlay.series import load_series, own_series
 
-    patches = load_series(series or own_series())
+    patches = _load(series)
     with _working("weaving and verifying"):
         made = exports.build(exports.source_of(target), patches, output)
     _say_exported(made, output, output / "mails", as_json)
@@ -468,12 +477,8 @@ def demo(series: Optional[Path], as_json: bool) -> None:
     from dataclasses import asdict
 
     from overlay.demo import run_demo
-    from overlay.series import load_series, own_series
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    shown = run_demo(load_series(series or own_series()), say)
+    shown = run_demo(_load(series), _say)
     if as_json:
         _print_json({**asdict(shown), "patched": str(shown.patched), "ok": shown.as_expected})
     else:
@@ -517,12 +522,8 @@ def bench_apply(series: Optional[Path], as_json: bool) -> None:
     Exits with 1 if one takes longer, or more memory, than it may.
     """
     from overlay import bench as benches
-    from overlay.series import load_series, own_series
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    costs = benches.bench_apply(load_series(series or own_series()), say)
+    costs = benches.bench_apply(_load(series), _say)
     rival = next(cost.median for cost in costs if cost.name == "git am")
     if as_json:
         _print_json(
@@ -606,10 +607,7 @@ def base_fetch(
     """
     from overlay.bases import fetch, find_base
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    state = fetch(find_base(name), source, anew, source_only, say)
+    state = fetch(find_base(name), source, anew, source_only, _say)
     if as_json:
         _print_json(state.to_json())
     else:
@@ -665,17 +663,13 @@ def drift(
     from overlay import drift_report as report
     from overlay.drift import drift as find_drift
     from overlay.errors import UsageError
-    from overlay.series import load_series, own_series
 
     if markdown and as_json:
         raise UsageError("--json and --markdown are two ways to print it: choose one")
     if plot_file and not compare:
         raise UsageError("--plot draws the comparison: add --compare")
 
-    def say(line: str) -> None:
-        click.echo(line, err=True)
-
-    found = find_drift(load_series(series or own_series()), specifier, compare, say, base)
+    found = find_drift(_load(series), specifier, compare, _say, base)
     if plot_file:
         try:
             plot_file.write_text(report.plot(found), encoding="utf-8")
