@@ -1,0 +1,1 @@
+"""PyTorch's own distributed tests, run before and after the series."""
