@@ -40,7 +40,6 @@ from typing import (
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.distributed.utils
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import SUPPORTED_NODES
 
@@ -55,14 +54,16 @@ _PLAIN = frozenset(
     {int, float, bool, complex, str, bytes, type(None), torch.dtype, torch.device}
     | {torch.Size, torch.Generator}
 )
-# Dynamo can trace that one, and what it casts are not the caller's objects anyway.
-# Neither is in old versions, which do not compile what calls this
-_is_compiling: Callable[[], bool] = getattr(
-    getattr(torch, "compiler", None), "is_compiling", lambda: False
-)
-_cast_when_compiling: Callable[..., Any] = getattr(
-    torch.distributed.utils, "_cast_forward_inputs", lambda dtype, *inputs: (inputs, {})
-)
+try:
+    # What dynamo can trace, where there are none of the caller's objects to keep
+    from torch.compiler import is_compiling as _is_compiling
+    from torch.distributed.utils import _cast_forward_inputs as _cast_when_compiling
+except ImportError:
+
+    def _is_compiling() -> bool:
+        return False
+
+
 # How many containers to look into before the way that knows those it has seen
 _QUICK_LOOK = 1000
 
@@ -475,7 +476,7 @@ def _get_attributes(x: Any, names: Sequence[str]) -> Dict[str, Any]:
         try:
             found[name] = object.__getattribute__(x, name)
         except AttributeError:
-            pass
+            continue
     return found
 
 
