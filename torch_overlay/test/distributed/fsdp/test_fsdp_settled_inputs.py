@@ -61,7 +61,9 @@ def device() -> torch.device:
 
 def fsdp1(module: nn.Module, **kwargs: Any) -> nn.Module:
     precision = MixedPrecision(param_dtype=BF16, **kwargs)
-    return FSDP(module, mixed_precision=precision, device_id=device())
+    return FSDP(
+        module, mixed_precision=precision, device_id=device(), use_orig_params=True
+    )
 
 
 def fsdp2(module: nn.Module, **kwargs: Any) -> nn.Module:
@@ -194,7 +196,9 @@ class TestFSDPSettledInputs(FSDPTest):
             return fully_shard(outer)
         # So that it is the nested one that casts
         precision = MixedPrecision(cast_root_forward_inputs=False)
-        return FSDP(outer, mixed_precision=precision, device_id=device())
+        return FSDP(
+            outer, mixed_precision=precision, device_id=device(), use_orig_params=True
+        )
 
     def trained(
         self, use: Callable[..., Any], make: Callable[[], Tuple[Any, ...]]
