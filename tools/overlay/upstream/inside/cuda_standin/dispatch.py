@@ -1,0 +1,150 @@
+"""What happens to every operation: devices checked and carried on, missing kernels filled in."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from cuda_standin import device as cuda
+from cuda_standin import kernels
+from cuda_standin.marks import ON_CUDA, PINNED, index_of, storage_of
+from cuda_standin.tensors import as_device, cuda_device
+
+# These take tensors of several devices on CUDA, too.
+_MIXING = {
+    "aten::copy_",
+    "aten::_to_copy",
+    "aten::_foreach_copy_",
+    "aten::_copy_from",
+    "aten::_copy_from_and_resize",
+    "aten::_local_scalar_dense",
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+    "aten::set_",
+    "aten::set",
+    "aten::resize_as_",
+    "aten::is_set_to",
+    "aten::_has_compatible_shallow_copy_type",
+    "aten::record_stream",
+    "aten::_amp_foreach_non_finite_check_and_unscale_",
+}
+
+
+class _Traits:
+    """What is to be known of an operation, looked up once."""
+
+    def __init__(self, func):
+        schema = func._schema
+        self.name = schema.name
+        self.is_aten = self.name.startswith("aten::")
+        self.may_mix = self.name in _MIXING or not self.is_aten
+        self.has_generator = any(a.name == "generator" for a in schema.arguments)
+        self.fresh = [returned.alias_info is None for returned in schema.returns]
+        self.any_fresh = any(self.fresh)
+        self.kernel = kernels.MISSING.get(self.name)
+
+
+_traits = {}
+
+
+def _traits_of(func):
+    traits = _traits.get(func)
+    if traits is None:
+        traits = _traits[func] = _Traits(func)
+    return traits
+
+
+class StandIn(TorchDispatchMode):
+    """Sees every operation of its thread."""
+
+    @classmethod
+    def is_infra_mode(cls):
+        """A part of the machine, not a user's: compilers need not step aside for it."""
+        return True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        for kind in types:
+            if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+                return NotImplemented  # A wrapper's own handler, whose operations come here again.
+        traits = _traits_of(func)
+        tensors = kernels.tensors_in(args, kwargs)
+        target = kwargs.get("device")
+        if target is not None:
+            target = as_device(target)
+        if target is not None and (target.type != "cpu" or not tensors or cuda.is_explicit()):
+            where = target.index if target.type == "cuda" else None
+            if target.type == "cuda":
+                kwargs = {**kwargs, "device": torch.device("cpu")}
+        else:
+            where = _common_device(traits, tensors)
+        pinned = kwargs.get("pin_memory")
+        if pinned:
+            kwargs = {**kwargs, "pin_memory": False}
+        if where is not None and traits.has_generator and kwargs.get("generator") is None:
+            kwargs = {**kwargs, "generator": cuda.generator(where)}
+        if traits.kernel is not None:
+            result = traits.kernel(func, args, kwargs, where)
+        else:
+            result = kernels.run(func, args, kwargs, tensors)
+        if traits.any_fresh and (where is not None or pinned):
+            _mark(result, traits.fresh, where, pinned)
+        return result
+
+
+def _common_device(traits, tensors):
+    """The index of the CUDA device that an operation's tensors are on, or None for the CPU.
+
+    A CPU tensor without dimensions may join any device.
+    """
+    found = set()
+    zero_dim = set()
+    for tensor in tensors:
+        index = index_of(tensor)
+        (zero_dim if index is None and tensor.dim() == 0 else found).add(index)
+    if len(found) > 1 and not traits.may_mix:
+        first, second = sorted(found, key=lambda index: (index is None, index))[:2]
+        names = [_name(first), _name(second)]
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, "
+            f"{names[0]} and {names[1]}!"
+        )
+    for tensor in tensors:
+        index = index_of(tensor)
+        if index is not None or tensor.dim():
+            return index
+    return None
+
+
+def _name(index):
+    return "cpu" if index is None else str(cuda_device(index))
+
+
+def _mark(result, fresh, where, pinned):
+    if isinstance(result, torch.Tensor):
+        _mark_tensor(result, where, pinned)
+    elif isinstance(result, (tuple, list)):
+        for number, one in enumerate(result):
+            # One return that is a list of tensors has one entry in the schema.
+            if len(fresh) != len(result) or fresh[number]:
+                _mark([one] if isinstance(one, (tuple, list)) else one, fresh, where, pinned) if (
+                    not isinstance(one, (tuple, list))
+                ) else _mark_all(one, where, pinned)
+
+
+def _mark_all(tensors, where, pinned):
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor):
+            _mark_tensor(tensor, where, pinned)
+
+
+def _mark_tensor(tensor, where, pinned):
+    storage = storage_of(tensor)
+    if storage is None:
+        return
+    if pinned:
+        PINNED.set(storage, True)
+    if where is not None and ON_CUDA.get(storage) is None:
+        ON_CUDA.set(storage, where)
+        cuda.note_allocation()

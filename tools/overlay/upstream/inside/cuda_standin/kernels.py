@@ -1,0 +1,189 @@
+"""How an operation is computed where the CPU has no kernel for it."""
+
+import torch
+from torch.utils._pytree import tree_map
+
+_LOW = (torch.float16, torch.bfloat16)
+# Here CUDA itself takes a low-precision input with float32 statistics or weights.
+_MIXED_DTYPES = ("batch_norm", "layer_norm", "group_norm")
+
+
+def tensors_in(args, kwargs):
+    """The tensors among an operation's arguments, in order."""
+    found = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, (list, tuple)):
+            found.extend(one for one in value if isinstance(one, torch.Tensor))
+    return found
+
+
+def run(func, args, kwargs, tensors):
+    """Compute by the CPU's kernel; in float32 where it lacks this low precision."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        low = _missing_precision(str(error))
+        if low is None:
+            raise
+        found = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+        if len(found) > 1 and not any(word in str(func) for word in _MIXED_DTYPES):
+            # CUDA refuses these, and a fault in dtypes must show.
+            first, second = sorted(map(str, found))[:2]
+            raise RuntimeError(
+                f"expected scalar type {_scalar(first)} but found {_scalar(second)}"
+            ) from None
+    return _in_float32(func, args, kwargs, low, keeps_float32=len(found) > 1)
+
+
+def _missing_precision(message):
+    for dtype, name in zip(_LOW, ("Half", "BFloat16")):
+        if f"not implemented for '{name}'" in message:
+            return dtype
+    return None
+
+
+def _scalar(dtype_name):
+    return {"torch.float16": "Half", "torch.bfloat16": "BFloat16", "torch.float32": "Float"}.get(
+        dtype_name, dtype_name
+    )
+
+
+def _in_float32(func, args, kwargs, low, keeps_float32):
+    def up(value):
+        if isinstance(value, torch.Tensor) and value.dtype == low:
+            return value.float()
+        return torch.float32 if value is low else value
+
+    def down(value):
+        if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+            return value.to(low)
+        return value
+
+    raised_args, raised_kwargs = tree_map(up, args), tree_map(up, kwargs)
+    result = func(*raised_args, **raised_kwargs)
+    written = None
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        before, after = (
+            (args[position], raised_args[position])
+            if position < len(args)
+            else (kwargs.get(argument.name), raised_kwargs.get(argument.name))
+        )
+        pairs = zip(before, after) if isinstance(before, (list, tuple)) else [(before, after)]
+        for old, new in pairs:
+            if old is not new:
+                old.copy_(new)
+        written = before
+    if written is not None:
+        return written if func._schema.returns else None
+    if keeps_float32 and isinstance(result, tuple):
+        # Statistics stay in float32, as on CUDA.
+        return (down(result[0]), *result[1:])
+    return tree_map(down, result)
+
+
+def _batch_norm_stats(func, args, kwargs, where):
+    value, eps = args
+    dims = [dim for dim in range(value.dim()) if dim != 1]
+    value = value.float()
+    variance = value.var(dims, unbiased=False)
+    return value.mean(dims), torch.rsqrt(variance + eps)
+
+
+def _gather_stats(func, args, kwargs, where):
+    value, mean, invstd, running_mean, running_var, momentum, eps, counts = args
+    counts = counts.reshape(-1, 1).to(mean.dtype)
+    total = counts.sum()
+    whole_mean = (mean * counts).sum(0) / total
+    variance = 1 / invstd.square() - eps
+    whole_variance = ((variance + (mean - whole_mean).square()) * counts).sum(0) / total
+    if running_mean is not None:
+        running_mean.mul_(1 - momentum).add_(whole_mean.to(running_mean.dtype), alpha=momentum)
+    if running_var is not None:
+        unbiased = whole_variance * total / (total - 1)
+        running_var.mul_(1 - momentum).add_(unbiased.to(running_var.dtype), alpha=momentum)
+    return whole_mean, torch.rsqrt(whole_variance + eps)
+
+
+def _along_channels(value, like):
+    return value.reshape(1, -1, *[1] * (like.dim() - 2))
+
+
+def _normalise(func, args, kwargs, where):
+    value, weight, bias, mean, invstd, _ = args
+    result = (value.float() - _along_channels(mean, value)) * _along_channels(invstd, value)
+    if weight is not None:
+        result = result * _along_channels(weight.float(), value)
+    if bias is not None:
+        result = result + _along_channels(bias.float(), value)
+    return result.to(value.dtype)
+
+
+def _backward_reduce(func, args, kwargs, where):
+    gradient, value, mean, invstd, weight, input_g, weight_g, bias_g = args
+    dims = [dim for dim in range(value.dim()) if dim != 1]
+    gradient, dtype = gradient.float(), (weight.dtype if weight is not None else mean.dtype)
+    centred = value.float() - _along_channels(mean, value)
+    sum_dy, sum_dy_xmu = gradient.sum(dims), (gradient * centred).sum(dims)
+    nothing = torch.empty(0)
+    return (
+        sum_dy if input_g else nothing,
+        sum_dy_xmu if input_g else nothing,
+        (sum_dy_xmu * invstd).to(dtype) if weight_g else nothing,
+        sum_dy.to(dtype) if bias_g else nothing,
+    )
+
+
+def _backward_elements(func, args, kwargs, where):
+    gradient, value, mean, invstd, weight, sum_dy, sum_dy_xmu, counts = args
+    total = counts.sum().float()
+    scale = invstd if weight is None else invstd * weight.float()
+    centred = value.float() - _along_channels(mean, value)
+    spread = _along_channels(invstd.square() * sum_dy_xmu / total, value)
+    result = gradient.float() - _along_channels(sum_dy / total, value) - centred * spread
+    return (result * _along_channels(scale, value)).to(value.dtype)
+
+
+def _unscale(func, args, kwargs, where):
+    gradients, found_inf, inverse_scale = args
+    for gradient in gradients:
+        if not torch.isfinite(gradient).all():
+            found_inf.fill_(1.0)
+        gradient.mul_(inverse_scale.to(gradient.dtype) if inverse_scale != 1 else 1)
+
+
+def _update_scale(func, args, kwargs, where):
+    scale, tracker, found_inf, growth, backoff, interval = args
+    if found_inf.item():
+        scale.mul_(backoff)
+        tracker.zero_()
+    else:
+        successful = int(tracker.item()) + 1
+        if successful == interval:
+            grown = scale * growth
+            if torch.isfinite(grown).all():
+                scale.copy_(grown)
+            tracker.zero_()
+        else:
+            tracker.fill_(successful)
+    return scale
+
+
+def _nothing(func, args, kwargs, where):
+    return None
+
+
+MISSING = {
+    "aten::record_stream": _nothing,
+    "aten::batch_norm_stats": _batch_norm_stats,
+    "aten::batch_norm_gather_stats_with_counts": _gather_stats,
+    "aten::batch_norm_elemt": _normalise,
+    "aten::batch_norm_backward_reduce": _backward_reduce,
+    "aten::batch_norm_backward_elemt": _backward_elements,
+    "aten::_amp_foreach_non_finite_check_and_unscale_": _unscale,
+    "aten::_amp_update_scale_": _update_scale,
+}
+"""The operations that CUDA has and the CPU lacks, each ``(func, args, kwargs, device) -> result``."""
