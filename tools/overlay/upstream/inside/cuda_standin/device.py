@@ -417,14 +417,29 @@ def install(devices):
     for module in (cuda, *modules):
         for name, value in replaced.items():
             if module is cuda or (hasattr(module, name) and name != "device"):
-                setattr(module, name, value)
+                setattr(module, name, _named(value, name) if module is cuda else getattr(cuda, name))
     torch.Generator = _Generator
-    torch._C._cuda_isCurrentStreamCapturing = lambda: False
-    torch._C._cuda_getDeviceCount = count
-    torch._C._cuda_getDevice = current
-    torch._C._cuda_setDevice = set_current
-    torch._C._cuda_exchangeDevice = torch._C._cuda_maybeExchangeDevice = _exchange_device
+    below = {
+        "_cuda_isCurrentStreamCapturing": lambda: False,
+        "_cuda_getDeviceCount": count,
+        "_cuda_getDevice": current,
+        "_cuda_setDevice": set_current,
+        "_cuda_exchangeDevice": _exchange_device,
+        "_cuda_maybeExchangeDevice": _exchange_device,
+        "_cuda_getCurrentRawStream": lambda device: current_stream(device).cuda_stream,
+    }
+    for name, value in below.items():
+        setattr(torch._C, name, _named(value, name))
     torch.version.cuda = torch.version.cuda or "11.8"
+
+
+def _named(value, name):
+    """A function of its own: torch's compiler has a rule for each, and not two for one."""
+    if not isinstance(value, types.FunctionType):
+        return value
+    return types.FunctionType(
+        value.__code__, value.__globals__, name, value.__defaults__, value.__closure__
+    )
 
 
 def _exchange_device(device):

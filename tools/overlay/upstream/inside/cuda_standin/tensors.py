@@ -292,10 +292,15 @@ class _Getter(property):
 def install():
     """Replace the attributes and methods of tensors and storages that tell of a device."""
     tensor = torch.Tensor
-    tensor.device = _Getter(device_of)
-    tensor.is_cuda = _Getter(lambda self: device_of(self).type == "cuda")
-    tensor.is_cpu = _Getter(lambda self: device_of(self).type == "cpu")
-    tensor.grad = _Getter(_own_grad.__get__, _set_grad, _own_grad.__delete__)
+    properties = {
+        "device": _Getter(device_of),
+        "is_cuda": _Getter(lambda self: device_of(self).type == "cuda"),
+        "is_cpu": _Getter(lambda self: device_of(self).type == "cpu"),
+        "grad": _Getter(_own_grad.__get__, _set_grad, _own_grad.__delete__),
+    }
+    for name, getter in properties.items():
+        getter.__name__ = name
+        setattr(tensor, name, getter)
     tensor.get_device = _get_device
     tensor.to, tensor.cuda, tensor.cpu = _to, _cuda, _cpu_copy
     tensor.type = _type
