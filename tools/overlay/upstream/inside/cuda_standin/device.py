@@ -1,11 +1,8 @@
-"""``torch.cuda``: devices, streams, events, memory figures, random numbers."""
+"""``torch.cuda``: devices, memory figures, random numbers."""
 
 import contextlib
-import itertools
 import threading
-import time
 import types
-import weakref
 
 import torch
 
@@ -13,11 +10,8 @@ from cuda_standin.marks import ON_CUDA
 
 _count = 0
 _local = threading.local()
-_serial = itertools.count(1)
 _generators = ()
 _peaks = {}
-_made = weakref.WeakSet()
-_CYCLES_PER_SECOND = 1e9
 
 
 def count():
@@ -56,174 +50,6 @@ def index(device):
 def generator(device_index):
     """A device's own generator of random numbers."""
     return _generators[device_index]
-
-
-class Stream:
-    """Work in order. All of it is done at once; what passes here is a virtual time."""
-
-    def __init__(self, device=None, priority=0, **kwargs):
-        self.device_index = index(device)
-        self.priority = priority
-        self.cuda_stream = self.stream_id = kwargs.get("stream_id", next(_serial))
-        self.device_type = kwargs.get("device_type", 1)
-        self.seconds = 0.0
-        _made.add(self)
-
-    @property
-    def device(self):
-        return torch.device("cuda", self.device_index)
-
-    @property
-    def _as_parameter_(self):
-        return self.cuda_stream
-
-    def now(self):
-        """Seconds: not before the work was given, and not before what it waits for."""
-        self.seconds = max(self.seconds, _host_seconds())
-        return self.seconds
-
-    def wait_stream(self, stream):
-        self.seconds = max(self.now(), stream.now())
-
-    def wait_event(self, event):
-        event.wait(self)
-
-    def record_event(self, event=None):
-        event = event or Event()
-        event.record(self)
-        return event
-
-    def query(self):
-        return self.seconds <= _host_seconds()
-
-    def synchronize(self):
-        _host_waits_for(self.seconds)
-
-    def __enter__(self):
-        self._entered = stream(self)
-        self._entered.__enter__()
-        return self
-
-    def __exit__(self, *error):
-        return self._entered.__exit__(*error)
-
-    def __eq__(self, other):
-        return isinstance(other, Stream) and (other.device_index, other.cuda_stream) == (
-            self.device_index,
-            self.cuda_stream,
-        )
-
-    def __hash__(self):
-        return hash(self.cuda_stream)
-
-
-class ExternalStream(Stream):
-    """A stream of another library."""
-
-    def __init__(self, stream_ptr, device=None, **kwargs):
-        super().__init__(device, stream_id=stream_ptr)
-
-
-class Event:
-    """A point in a stream."""
-
-    def __init__(self, enable_timing=False, blocking=False, interprocess=False, **kwargs):
-        self.enable_timing = enable_timing
-        self.seconds = None
-        self.cuda_event = next(_serial)
-
-    @property
-    def device(self):
-        return torch.device("cuda", current())
-
-    def record(self, stream=None):
-        self.seconds = (stream or current_stream()).now()
-
-    def wait(self, stream=None):
-        if self.seconds is not None:
-            stream = stream or current_stream()
-            stream.seconds = max(stream.now(), self.seconds)
-
-    def query(self):
-        return self.seconds is None or self.seconds <= _host_seconds()
-
-    def synchronize(self):
-        _host_waits_for(self.seconds or 0.0)
-
-    def elapsed_time(self, end):
-        """Milliseconds to a later event."""
-        if not (self.enable_timing and end.enable_timing):
-            raise RuntimeError("Both events must be created with argument 'enable_timing=True'.")
-        if self.seconds is None or end.seconds is None:
-            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
-        return (end.seconds - self.seconds) * 1000
-
-
-def _host_seconds():
-    """The host's clock, put forward by what it has waited for without spending the time."""
-    return time.perf_counter() + getattr(_local, "waited", 0.0)
-
-
-def _host_waits_for(seconds):
-    late = seconds - _host_seconds()
-    if late > 0:
-        _local.waited = getattr(_local, "waited", 0.0) + late
-
-
-def sleep(cycles):
-    """Keep the current stream busy, in virtual time."""
-    stream = current_stream()
-    stream.seconds = stream.now() + cycles / _CYCLES_PER_SECOND
-
-
-def _streams():
-    if not hasattr(_local, "streams"):
-        _local.streams, _local.defaults = {}, {}
-    return _local
-
-
-def default_stream(device=None):
-    """A device's default stream."""
-    where = index(device)
-    defaults = _streams().defaults
-    if where not in defaults:
-        defaults[where] = Stream(where, stream_id=0)
-    return defaults[where]
-
-
-def current_stream(device=None):
-    """The stream that work on a device goes to now."""
-    where = index(device)
-    return _streams().streams.get(where) or default_stream(where)
-
-
-def set_stream(stream):
-    """Send work to this stream from now on."""
-    if stream is not None:
-        _local.device = stream.device_index
-        _streams().streams[stream.device_index] = stream
-
-
-class StreamContext:
-    """Sends work to a stream within a block; None changes nothing."""
-
-    def __init__(self, stream):
-        self.stream = stream
-
-    def __enter__(self):
-        if self.stream is not None:
-            self._device, self._stream = current(), current_stream(self.stream.device_index)
-            set_stream(self.stream)
-
-    def __exit__(self, *error):
-        if self.stream is not None:
-            set_stream(self._stream)
-            _local.device = self._device
-
-
-def stream(stream):
-    """As ``torch.cuda.stream``."""
-    return StreamContext(stream)
 
 
 class use_device:
@@ -343,6 +169,8 @@ def _set_rng_state(new_state, device="cuda"):
 
 def install(devices):
     """Replace what ``torch.cuda`` gives to Python."""
+    from cuda_standin import streams
+
     global _count, _generators
     _count = devices
     cuda = torch.cuda
@@ -350,14 +178,14 @@ def install(devices):
     _seed(torch.initial_seed(), range(devices))
     nothing = lambda *args, **kwargs: None  # noqa: E731
     replaced = {
-        "Stream": Stream,
-        "ExternalStream": ExternalStream,
-        "Event": Event,
-        "StreamContext": StreamContext,
-        "stream": stream,
-        "set_stream": set_stream,
-        "current_stream": current_stream,
-        "default_stream": default_stream,
+        "Stream": streams.Stream,
+        "ExternalStream": streams.ExternalStream,
+        "Event": streams.Event,
+        "StreamContext": streams.StreamContext,
+        "stream": streams.stream,
+        "set_stream": streams.set_stream,
+        "current_stream": streams.current_stream,
+        "default_stream": streams.default_stream,
         "device": use_device,
         "_DeviceGuard": use_device,
         "_device": use_device,
@@ -381,8 +209,8 @@ def install(devices):
         "get_device_properties": _properties,
         "_get_device_properties": _properties,
         "can_device_access_peer": lambda device, peer: index(device) != index(peer),
-        "synchronize": _synchronize,
-        "_sleep": sleep,
+        "synchronize": streams.synchronize,
+        "_sleep": streams.sleep,
         "ipc_collect": nothing,
         "empty_cache": nothing,
         "memory_allocated": _allocated,
@@ -426,7 +254,19 @@ def install(devices):
         "_cuda_setDevice": set_current,
         "_cuda_exchangeDevice": _exchange_device,
         "_cuda_maybeExchangeDevice": _exchange_device,
-        "_cuda_getCurrentRawStream": lambda device: current_stream(device).cuda_stream,
+        "_cuda_getCurrentRawStream": lambda device: streams.current_stream(device).cuda_stream,
+        "_cuda_setStream": streams.set_stream_by_id,
+        "_cuda_synchronize": streams.synchronize,
+        "_get_accelerator": lambda check=None: torch.device("cuda"),
+        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+        "_accelerator_deviceCount": count,
+        "_accelerator_getDeviceIndex": current,
+        "_accelerator_setDeviceIndex": set_current,
+        "_accelerator_exchangeDevice": _exchange_device,
+        "_accelerator_maybeExchangeDevice": _exchange_device,
+        "_accelerator_getStream": streams.current_stream,
+        "_accelerator_setStream": streams.set_stream,
+        "_accelerator_synchronizeDevice": streams.synchronize,
     }
     for name, value in below.items():
         setattr(torch._C, name, _named(value, name))
@@ -452,13 +292,6 @@ def _exchange_device(device):
 def _set_rng_state_all(new_states):
     for where, state in enumerate(new_states):
         _set_rng_state(state, where)
-
-
-def _synchronize(device=None):
-    where = index(device)
-    for made in list(_made):
-        if made.device_index == where:
-            made.synchronize()
 
 
 @contextlib.contextmanager
