@@ -21,12 +21,13 @@ def install(devices):
     if _installed:
         return
     _installed = True
-    from cuda_standin import autocast, collectives, device, dispatch, tensors
+    from cuda_standin import autocast, beneath, collectives, device, dispatch, tensors
 
     device.install(devices)
     tensors.install()
     collectives.install()
     autocast.install()
+    beneath.install()
     _enter_in_every_thread(dispatch.StandIn)
 
 
