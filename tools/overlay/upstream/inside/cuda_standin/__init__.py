@@ -21,10 +21,11 @@ def install(devices):
     if _installed:
         return
     _installed = True
-    from cuda_standin import autocast, collectives, device, dispatch, tensors
+    from cuda_standin import autocast, collectives, device, dispatch, engine, tensors
 
     device.install(devices)
     tensors.install()
+    engine.install()
     collectives.install()
     autocast.install()
     _enter_in_every_thread(dispatch.StandIn)

@@ -4,7 +4,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cuda_standin import device as cuda
-from cuda_standin import kernels
+from cuda_standin import engine, kernels
 from cuda_standin.marks import ON_CUDA, PINNED, index_of, storage_of
 from cuda_standin.tensors import as_device, cuda_device
 
@@ -59,6 +59,11 @@ class StandIn(TorchDispatchMode):
     """Sees every operation of its thread."""
 
     @classmethod
+    def _should_skip_dynamo(cls):
+        """Later torch wraps the handler for its compiler, which costs each operation much."""
+        return False
+
+    @classmethod
     def is_infra_mode(cls):
         """A part of the machine, not a user's: compilers need not step aside for it."""
         return True
@@ -75,6 +80,8 @@ class StandIn(TorchDispatchMode):
             target = as_device(target)
         if target is not None and (target.type != "cpu" or not tensors or cuda.is_explicit()):
             where = target.index if target.type == "cuda" else None
+            if where is None and not tensors:
+                where = engine.device_of_caller()
             if target.type == "cuda":
                 kwargs = {**kwargs, "device": torch.device("cpu")}
         else:
@@ -108,7 +115,7 @@ def _common_device(traits, tensors):
         names = [_name(first), _name(second)]
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{names[0]} and {names[1]}!"
+            f"{names[0]} and {names[1]}! (when checking arguments of {traits.name})"
         )
     for tensor in tensors:
         index = index_of(tensor)
