@@ -150,9 +150,7 @@ def _reduce_scatter_base(own):
             return None
         size, rank = dist.get_world_size(group), dist.get_rank(group)
         if input.numel() != output.numel() * size:
-            raise RuntimeError(
-                "input tensor must be the same size as output size times world size"
-            )
+            raise RuntimeError("input tensor must be the same size as output size times world size")
         if output.dtype != input.dtype:
             raise RuntimeError("input tensor must have the same type as the output tensor")
         work = input.detach().clone()

@@ -272,13 +272,16 @@ def install(devices):
         "is_current_stream_capturing": lambda: False,
     }
     modules = [
-        getattr(cuda, name) for name in ("streams", "memory", "random", "graphs")
+        getattr(cuda, name)
+        for name in ("streams", "memory", "random", "graphs")
         if hasattr(cuda, name)
     ]
     for module in (cuda, *modules):
         for name, value in replaced.items():
             if module is cuda or (hasattr(module, name) and name != "device"):
-                setattr(module, name, _named(value, name) if module is cuda else getattr(cuda, name))
+                setattr(
+                    module, name, _named(value, name) if module is cuda else getattr(cuda, name)
+                )
     torch.Generator = _Generator
     if hasattr(torch._C, "_get_accelerator"):
         torch.device = _Device

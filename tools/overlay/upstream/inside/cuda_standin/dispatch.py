@@ -42,6 +42,8 @@ class _Traits:
         self.has_generator = any(a.name == "generator" for a in schema.arguments)
         self.fresh = [returned.alias_info is None for returned in schema.returns]
         self.any_fresh = any(self.fresh)
+        first = schema.arguments[0].alias_info if schema.arguments else None
+        self.writes_first = first is not None and first.is_write
         self.kernel = kernels.MISSING.get(self.name)
 
 
@@ -96,62 +98,46 @@ class StandIn(TorchDispatchMode):
         else:
             result = kernels.run(func, args, kwargs, tensors)
         if traits.any_fresh and (where is not None or pinned):
-            _mark(result, traits.fresh, where, pinned)
+            _mark(result, traits, where, pinned)
         return result
 
 
 def _common_device(traits, tensors):
     """The index of the CUDA device that an operation's tensors are on, or None for the CPU.
 
-    A CPU tensor without dimensions may join any device.
+    A CPU tensor without dimensions may join any device, unless it is written to.
     """
-    found = set()
-    zero_dim = set()
-    for tensor in tensors:
+    where, decided = None, False
+    for number, tensor in enumerate(tensors):
         index = index_of(tensor)
-        (zero_dim if index is None and tensor.dim() == 0 else found).add(index)
-    if len(found) > 1 and not traits.may_mix:
-        first, second = sorted(found, key=lambda index: (index is None, index))[:2]
-        names = [_name(first), _name(second)]
-        raise RuntimeError(
-            "Expected all tensors to be on the same device, but found at least two devices, "
-            f"{names[0]} and {names[1]}! (when checking arguments of {traits.name})"
-        )
-    for tensor in tensors:
-        index = index_of(tensor)
-        if index is not None or tensor.dim():
-            return index
-    return None
+        if index is None and not tensor.dim() and (number or not traits.writes_first):
+            continue
+        if not decided:
+            where, decided = index, True
+        elif index != where and not traits.may_mix:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{_name(where)} and {_name(index)}! (when checking arguments of {traits.name})"
+            )
+    return where
 
 
 def _name(index):
     return "cpu" if index is None else str(cuda_device(index))
 
 
-def _mark(result, fresh, where, pinned):
-    if isinstance(result, torch.Tensor):
-        _mark_tensor(result, where, pinned)
-    elif isinstance(result, (tuple, list)):
-        for number, one in enumerate(result):
-            # One return that is a list of tensors has one entry in the schema.
-            if len(fresh) != len(result) or fresh[number]:
-                _mark([one] if isinstance(one, (tuple, list)) else one, fresh, where, pinned) if (
-                    not isinstance(one, (tuple, list))
-                ) else _mark_all(one, where, pinned)
-
-
-def _mark_all(tensors, where, pinned):
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor):
-            _mark_tensor(tensor, where, pinned)
-
-
-def _mark_tensor(tensor, where, pinned):
-    storage = storage_of(tensor)
-    if storage is None:
-        return
-    if pinned:
-        PINNED.set(storage, True)
-    if where is not None and ON_CUDA.get(storage) is None:
-        ON_CUDA.set(storage, where)
-        cuda.note_allocation()
+def _mark(result, traits, where, pinned):
+    """Mark the storages that an operation has made."""
+    results = (result,) if len(traits.fresh) == 1 else result
+    for one, is_fresh in zip(results, traits.fresh):
+        if not is_fresh:
+            continue
+        for tensor in one if isinstance(one, (list, tuple)) else (one,):
+            storage = storage_of(tensor) if isinstance(tensor, torch.Tensor) else None
+            if storage is None:
+                continue
+            if pinned:
+                PINNED.set(storage, True)
+            if where is not None and ON_CUDA.get(storage) is None:
+                ON_CUDA.set(storage, where)
+                cuda.note_allocation()

@@ -19,21 +19,29 @@ def tensors_in(args, kwargs):
     return found
 
 
+_lacks = set()
+"""The operations and low precisions of which the CPU is known to have no kernel."""
+
+
 def run(func, args, kwargs, tensors):
     """Compute by the CPU's kernel; in float32 where it lacks this low precision."""
-    try:
-        return func(*args, **kwargs)
-    except RuntimeError as error:
-        low = _missing_precision(str(error))
-        if low is None:
-            raise
-        found = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    found = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
+    low = next(iter(found)) if len(found) == 1 else None
+    if (func, low) not in _lacks:
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError as error:
+            low = _missing_precision(str(error))
+            if low is None:
+                raise
         if len(found) > 1 and not any(word in str(func) for word in _MIXED_DTYPES):
             # CUDA refuses these, and a fault in dtypes must show.
             first, second = sorted(map(str, found))[:2]
             raise RuntimeError(
                 f"expected scalar type {_scalar(first)} but found {_scalar(second)}"
             ) from None
+        if len(found) == 1:
+            _lacks.add((func, low))  # finding out takes long
     return _in_float32(func, args, kwargs, low, keeps_float32=len(found) > 1)
 
 

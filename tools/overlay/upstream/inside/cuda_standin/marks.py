@@ -56,7 +56,9 @@ ON_CUDA = Marks()
 PINNED = Marks()
 
 # Captured before anything is replaced.
-_storage_of = getattr(torch._C._TensorBase, "untyped_storage", None) or torch._C._TensorBase._storage
+_storage_of = (
+    getattr(torch._C._TensorBase, "untyped_storage", None) or torch._C._TensorBase._storage
+)
 
 
 def storage_of(tensor):

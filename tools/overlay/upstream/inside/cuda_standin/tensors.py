@@ -97,7 +97,11 @@ def _options(args, options):
     options.update(zip(("non_blocking", "copy", "memory_format"), args))
     options.setdefault("device", None)
     options["copy"] = bool(options.get("copy"))
-    return {name: value for name, value in options.items() if name in ("device", "copy") or value is not None}
+    return {
+        name: value
+        for name, value in options.items()
+        if name in ("device", "copy") or value is not None
+    }
 
 
 def _cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_format):
@@ -278,9 +282,11 @@ def _from_data(own):
 _Storage = torch.UntypedStorage if hasattr(torch, "UntypedStorage") else torch._UntypedStorage
 _own_new_storage = _Storage.__new__
 _own_resize_storage = _Storage.resize_
-_own_storage_device = torch._C.StorageBase.device.__get__ if hasattr(
-    torch._C, "StorageBase"
-) else _Storage.device.__get__
+_own_storage_device = (
+    torch._C.StorageBase.device.__get__
+    if hasattr(torch._C, "StorageBase")
+    else _Storage.device.__get__
+)
 
 
 class _Getter(property):
