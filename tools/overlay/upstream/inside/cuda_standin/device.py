@@ -52,6 +52,39 @@ def generator(device_index):
     return _generators[device_index]
 
 
+class _OfTorch(type):
+    def __instancecheck__(cls, one):
+        return isinstance(one, _own_device)
+
+    def __subclasscheck__(cls, other):
+        return issubclass(other, _own_device)
+
+    def __eq__(cls, other):
+        return other is cls or other is _own_device
+
+    def __hash__(cls):
+        return hash(_own_device)
+
+    def __getattr__(cls, name):
+        return getattr(_own_device, name)
+
+
+_own_device = torch.device
+
+
+class _Device(metaclass=_OfTorch):
+    """``torch.device`` that knows what a number alone means: the accelerator's device."""
+
+    def __new__(cls, *args, **kwargs):
+        if len(args) == 1 and type(args[0]) is int and not kwargs:
+            return _own_device("cuda", args[0])
+        return _own_device(*args, **kwargs)
+
+
+_Device.__name__ = _Device.__qualname__ = "device"
+_Device.__module__ = "torch"
+
+
 class use_device:
     """As ``torch.cuda.device``."""
 
@@ -250,6 +283,8 @@ def install(devices):
                     module, name, _named(value, name) if module is cuda else getattr(cuda, name)
                 )
     torch.Generator = _Generator
+    if hasattr(torch._C, "_get_accelerator"):
+        torch.device = _Device
     below = {
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_getDeviceCount": count,

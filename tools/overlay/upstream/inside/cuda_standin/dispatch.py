@@ -62,6 +62,11 @@ class StandIn(TorchDispatchMode):
     """Sees every operation of its thread."""
 
     @classmethod
+    def _should_skip_dynamo(cls):
+        """Later torch wraps the handler for its compiler, which costs each operation much."""
+        return False
+
+    @classmethod
     def is_infra_mode(cls):
         """A part of the machine, not a user's: compilers need not step aside for it."""
         return True

@@ -72,7 +72,11 @@ def _in_float32(func, args, kwargs, low, keeps_float32):
     asked = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype)]
 
     def down(value):
-        if isinstance(value, torch.Tensor) and value.dtype == torch.float32 and asked in ([], [low]):
+        if (
+            isinstance(value, torch.Tensor)
+            and value.dtype == torch.float32
+            and asked in ([], [low])
+        ):
             return value.to(low)
         return value
 
