@@ -21,13 +21,13 @@ def install(devices):
     if _installed:
         return
     _installed = True
-    from cuda_standin import autocast, collectives, device, dispatch, engine, tensors
+    from cuda_standin import autocast, beneath, collectives, device, dispatch, tensors
 
     device.install(devices)
     tensors.install()
-    engine.install()
     collectives.install()
     autocast.install()
+    beneath.install()
     _enter_in_every_thread(dispatch.StandIn)
 
 

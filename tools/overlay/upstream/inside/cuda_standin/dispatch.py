@@ -3,11 +3,12 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cuda_standin import beneath, kernels
 from cuda_standin import device as cuda
-from cuda_standin import engine, kernels
 from cuda_standin.marks import ON_CUDA, PINNED, index_of, storage_of
 from cuda_standin.tensors import as_device, cuda_device
 
+_CPU = torch.device("cpu")
 # These take tensors of several devices on CUDA, too.
 _MIXING = {
     "aten::copy_",
@@ -77,17 +78,17 @@ class StandIn(TorchDispatchMode):
                 return NotImplemented  # A wrapper's own handler, whose operations come here again.
         traits = _traits_of(func)
         tensors = kernels.tensors_in(args, kwargs)
+        where = None
         target = kwargs.get("device")
         if target is not None:
             target = as_device(target)
-        if target is not None and (target.type != "cpu" or not tensors or cuda.is_explicit()):
-            where = target.index if target.type == "cuda" else None
-            if where is None and not tensors:
-                where = engine.device_of_caller()
-            if target.type == "cuda":
-                kwargs = {**kwargs, "device": torch.device("cpu")}
-        else:
+        if target is None or (tensors and target.type == "cpu" and not cuda.is_explicit()):
             where = _common_device(traits, tensors)
+        elif target.type == "cuda":
+            where = target.index
+            kwargs = {**kwargs, "device": _CPU}
+        elif not tensors:
+            where = beneath.device()
         pinned = kwargs.get("pin_memory")
         if pinned:
             kwargs = {**kwargs, "pin_memory": False}
