@@ -17,19 +17,23 @@ class _Options:
         self._timeout = c10d.default_pg_timeout
 
 
-class _OfGloo(type):
-    def __instancecheck__(cls, one):
-        return isinstance(one, c10d.ProcessGroupGloo)
-
-
-class ProcessGroupNCCL(metaclass=_OfGloo):
-    """Makes a group of gloo."""
+class ProcessGroupNCCL(dist.ProcessGroupGloo):
+    """One of gloo's, with the methods that only NCCL's have."""
 
     Options = _Options
 
-    def __new__(cls, store, rank, size, options=None):
+    def __init__(self, store, rank, size, options=None):
         timeout = getattr(options, "_timeout", None) or c10d.default_pg_timeout
-        return c10d.ProcessGroupGloo(store, rank, size, timeout=timeout)
+        super().__init__(store, rank, size, timeout=timeout)
+        _groups.append(self)
+
+    def _shutdown(self):
+        _groups.remove(self)
+
+    abort = _shutdown
+
+
+_groups = []  # C++ that holds one alone would give it back as one of gloo's
 
 
 def _also_for_cpu(make):
