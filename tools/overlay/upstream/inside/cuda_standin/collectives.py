@@ -1,12 +1,13 @@
 """NCCL, done by gloo; it takes tensors on CUDA alone, as NCCL does."""
 
 import functools
+import inspect
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from cuda_standin.marks import index_of
+from cuda_standin.kernels import tensors_in
 
 
 class _Options:
@@ -54,24 +55,40 @@ def _also_for_cpu(make):
     return wrapper
 
 
-def _needs_cuda(group):
+def _is_nccl(group):
     try:
         return dist.get_backend(group) == "nccl"
     except (RuntimeError, ValueError, KeyError):
         return False
 
 
-def _check(group, *tensors):
-    if not _needs_cuda(group):
-        return
-    for tensor in tensors:
-        for one in tensor if isinstance(tensor, (list, tuple)) else [tensor]:
-            if isinstance(one, torch.Tensor) and index_of(one) is None and one.device.type == "cpu":
-                raise RuntimeError("Tensors must be CUDA and dense")
+def _on_cuda_where_nccl(own):
+    """A choice of a device for a group that does not see the backend that ``_also_for_cpu`` adds."""
+
+    @functools.wraps(own)
+    def wrapper(group=None):
+        return type(own(group))("cuda") if _is_nccl(group) else own(group)
+
+    return wrapper
 
 
 def _is_member(group):
     return not c10d._rank_not_in_group(group)
+
+
+def _only_for_cuda(own):
+    """A collective that refuses tensors on the CPU where its group is NCCL's."""
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def collective(*args, **kwargs):
+        if any(tensor.device.type == "cpu" for tensor in tensors_in(args, kwargs)):
+            group = signature.bind(*args, **kwargs).arguments.get("group")
+            if _is_nccl(group):
+                raise RuntimeError("Tensors must be CUDA and dense")
+        return own(*args, **kwargs)
+
+    return collective
 
 
 class _Done:
@@ -96,128 +113,133 @@ def _finished(async_op):
     return _Done() if async_op else None
 
 
-_LOW = (torch.bfloat16,)
+def _as_gloo_knows_it(value):
+    """To move a tensor, gloo of old need not know its dtype: a view of one that it does."""
+    if isinstance(value, (list, tuple)):
+        return [_as_gloo_knows_it(one) for one in value]
+    if isinstance(value, torch.Tensor) and value.dtype in _UNKNOWN:
+        return value.detach().view(_UNKNOWN[value.dtype])
+    return value
 
 
-def _all_reduce(own):
+_UNKNOWN = {torch.bfloat16: torch.float16, torch.bool: torch.uint8}
+
+
+def _moving(own):
     @functools.wraps(own)
-    def all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
-        _check(group, tensor)
-        if not _is_member(group) or (tensor.dtype not in _LOW and op != dist.ReduceOp.AVG):
-            return own(tensor, op, group, async_op)
-        work = tensor.detach().float() if tensor.dtype in _LOW else tensor.detach().clone()
-        average = op == dist.ReduceOp.AVG
-        own(work, dist.ReduceOp.SUM if average else op, group)
-        if average:
-            work = work / dist.get_world_size(group)
-        tensor.detach().copy_(work)
-        return _finished(async_op)
+    def collective(*args, **kwargs):
+        args = [_as_gloo_knows_it(value) for value in args]
+        kwargs = {name: _as_gloo_knows_it(value) for name, value in kwargs.items()}
+        return own(*args, **kwargs)
 
-    return all_reduce
+    return collective
 
 
-def _all_gather_base(own):
-    @functools.wraps(own)
-    def all_gather(output_tensor, input_tensor, group=None, async_op=False):
-        _check(group, output_tensor, input_tensor)
-        if not _is_member(group):
-            return None
-        size = dist.get_world_size(group)
-        if output_tensor.numel() != input_tensor.numel() * size:
-            raise RuntimeError(
-                "output tensor size must be equal to world_size times input tensor size"
-            )
-        if output_tensor.dtype != input_tensor.dtype:
-            raise RuntimeError("output tensor must have the same type as input tensor")
-        parts = [torch.empty_like(input_tensor.detach()) for _ in range(size)]
-        dist.all_gather(
-            [_as_bytes(part) for part in parts], _as_bytes(input_tensor.detach()), group=group
-        )
-        whole = torch.cat([part.reshape(-1) for part in parts])
-        output_tensor.detach().copy_(whole.view(output_tensor.shape))
-        return _finished(async_op)
-
-    return all_gather
+def _summed(tensor, op, group):
+    """The reduction of a tensor over a group as NCCL does it: bfloat16 and averages, too."""
+    is_low = tensor.dtype == torch.bfloat16
+    work = tensor.detach().float() if is_low else tensor.detach().clone()
+    is_average = op == dist.ReduceOp.AVG
+    _own_all_reduce(work, dist.ReduceOp.SUM if is_average else op, group)
+    if is_average:
+        work /= dist.get_world_size(group)
+    return work.to(tensor.dtype)
 
 
-def _as_bytes(tensor):
-    """gloo of old does not know bfloat16; to gather it is to copy it."""
-    tensor = tensor.contiguous()
-    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+def _all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    if not _is_member(group) or (tensor.dtype != torch.bfloat16 and op != dist.ReduceOp.AVG):
+        return _own_all_reduce(tensor, op, group, async_op)
+    tensor.detach().copy_(_summed(tensor, op, group))
+    return _finished(async_op)
 
 
-def _reduce_scatter_base(own):
-    @functools.wraps(own)
-    def reduce_scatter(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
-        _check(group, output, input)
-        if not _is_member(group):
-            return None
-        size, rank = dist.get_world_size(group), dist.get_rank(group)
-        if input.numel() != output.numel() * size:
-            raise RuntimeError("input tensor must be the same size as output size times world size")
-        if output.dtype != input.dtype:
-            raise RuntimeError("input tensor must have the same type as the output tensor")
-        work = input.detach().clone()
-        dist.all_reduce(work, op, group)
-        output.detach().copy_(work.view(-1).chunk(size)[rank].view_as(output))
-        return _finished(async_op)
-
-    return reduce_scatter
+def _reduce(tensor, dst, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    if _is_member(group):
+        work = _summed(tensor, op, group)
+        if dist.get_rank() == dst:
+            tensor.detach().copy_(work)
+    return _finished(async_op)
 
 
-def _reduce_scatter(own):
-    @functools.wraps(own)
-    def reduce_scatter(output, input_list, op=dist.ReduceOp.SUM, group=None, async_op=False):
-        _check(group, output, input_list)
-        if not _is_member(group):
-            return None
-        rank = dist.get_rank(group)
-        for number, one in enumerate(input_list):
-            work = one.detach().clone()
-            dist.all_reduce(work, op, group)
-            if number == rank:
-                output.detach().copy_(work)
-        return _finished(async_op)
-
-    return reduce_scatter
+def _all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
+    if not _is_member(group):
+        return None
+    size = dist.get_world_size(group)
+    if output_tensor.numel() != input_tensor.numel() * size:
+        raise RuntimeError("output tensor size must be equal to world_size times input tensor size")
+    if output_tensor.dtype != input_tensor.dtype:
+        raise RuntimeError("output tensor must have the same type as input tensor")
+    parts = [torch.empty_like(input_tensor.detach()) for _ in range(size)]
+    dist.all_gather(parts, input_tensor.detach().contiguous(), group)
+    whole = torch.cat([part.reshape(-1) for part in parts])
+    output_tensor.detach().copy_(whole.view(output_tensor.shape))
+    return _finished(async_op)
 
 
-def _copied_as_bytes(own, first_is_list):
-    """Collectives that only move data, for the dtypes that gloo of old does not know."""
+def _reduce_scatter_tensor(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    if not _is_member(group):
+        return None
+    size = dist.get_world_size(group)
+    if input.numel() != output.numel() * size:
+        raise RuntimeError("input tensor must be the same size as output size times world size")
+    if output.dtype != input.dtype:
+        raise RuntimeError("input tensor must have the same type as the output tensor")
+    parts = _summed(input, op, group).view(-1).chunk(size)
+    output.detach().copy_(parts[dist.get_rank(group)].view_as(output))
+    return _finished(async_op)
+
+
+def _reduce_scatter(output, input_list, op=dist.ReduceOp.SUM, group=None, async_op=False):
+    if not _is_member(group):
+        return None
+    reduced = [_summed(one, op, group) for one in input_list]
+    output.detach().copy_(reduced[dist.get_rank(group)])
+    return _finished(async_op)
+
+
+def _flat(own):
+    """NCCL does not mind the shapes of what it gathers into one tensor, and gloo does."""
 
     @functools.wraps(own)
-    def moved(first, *args, **kwargs):
-        tensors = [first, *[arg for arg in args if isinstance(arg, (torch.Tensor, list))]]
-        group = kwargs.get("group")
-        _check(group, *tensors)
-        view = lambda v: (  # noqa: E731
-            [view(one) for one in v]
-            if isinstance(v, list) and v and isinstance(v[0], torch.Tensor)
-            else v.detach().view(torch.int16)
-            if isinstance(v, torch.Tensor) and v.dtype == torch.bfloat16 and v.is_contiguous()
-            else v
-        )
-        return own(view(first), *map(view, args), **{k: view(v) for k, v in kwargs.items()})
+    def collective(output_tensor, input_tensor, *args, **kwargs):
+        return own(output_tensor.view(-1), input_tensor.view(-1), *args, **kwargs)
 
-    return moved
+    return collective
+
+
+_MOVING = "broadcast all_gather gather scatter all_to_all all_to_all_single"
+_PAIRWISE = "send recv isend irecv"
+_INTO_TENSOR = "all_gather_into_tensor _all_gather_base all_gather_single"
+_SCATTERED = "reduce_scatter_tensor _reduce_scatter_base reduce_scatter_single"
 
 
 def install():
     """Make the backend ``nccl`` one of gloo, and give gloo what it lacks of NCCL."""
+    global _own_all_reduce
     is_old = not hasattr(dist.ProcessGroup, "_register_backend")
     c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = ProcessGroupNCCL
     c10d._NCCL_AVAILABLE = True
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
     c10d._new_process_group_helper = _also_for_cpu(c10d._new_process_group_helper)
-    replaced = {"all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter}
+    for name in ("_get_object_coll_device", "_get_pg_default_device"):
+        if hasattr(c10d, name):
+            setattr(c10d, name, _on_cuda_where_nccl(getattr(c10d, name)))
+    _own_all_reduce = c10d.all_reduce
+    wrapped = {"all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter}
     if is_old:
-        for name in ("broadcast", "all_gather", "scatter", "gather", "reduce"):
-            replaced[name] = lambda own: _copied_as_bytes(own, True)
-        for name in ("all_gather_into_tensor", "_all_gather_base"):
-            replaced[name] = _all_gather_base
-        for name in ("reduce_scatter_tensor", "_reduce_scatter_base"):
-            replaced[name] = _reduce_scatter_base
-    for name, wrap in replaced.items():
-        wrapped = wrap(getattr(c10d, name))
-        setattr(c10d, name, wrapped)
-        setattr(dist, name, wrapped)
+        wrapped["reduce"] = _reduce
+        wrapped.update((name, _moving(getattr(c10d, name))) for name in _MOVING.split())
+        wrapped.update(dict.fromkeys(_INTO_TENSOR.split(), _all_gather_into_tensor))
+        wrapped.update(dict.fromkeys(_SCATTERED.split(), _reduce_scatter_tensor))
+    else:
+        for name in _INTO_TENSOR.split():
+            if hasattr(c10d, name):
+                wrapped[name] = _flat(getattr(c10d, name))
+    for name in f"{_MOVING} {_PAIRWISE} reduce {_INTO_TENSOR} {_SCATTERED}".split():
+        if name not in wrapped and hasattr(c10d, name):
+            wrapped[name] = getattr(c10d, name)
+    for name, collective in wrapped.items():
+        if hasattr(c10d, name):
+            checked = _only_for_cuda(collective)
+            setattr(c10d, name, checked)
+            setattr(dist, name, checked)

@@ -52,6 +52,19 @@ def generator(device_index):
     return _generators[device_index]
 
 
+@contextlib.contextmanager
+def drawing_from(device_index):
+    """Let what draws from the CPU's default generator draw from a device's in this block."""
+    default, own = torch.default_generator, generator(device_index)
+    before = default.get_state()
+    default.set_state(own.get_state())
+    try:
+        yield
+    finally:
+        own.set_state(default.get_state())
+        default.set_state(before)
+
+
 class _OfTorch(type):
     def __instancecheck__(cls, one):
         return isinstance(one, _own_device)
@@ -295,6 +308,7 @@ def install(devices):
         "_cuda_getCurrentRawStream": lambda device: streams.current_stream(device).cuda_stream,
         "_cuda_setStream": streams.set_stream_by_id,
         "_cuda_synchronize": streams.synchronize,
+        "_nccl_version": lambda: 2 << 32 | 18 << 16 | 1,
         "_get_accelerator": lambda check=None: torch.device("cuda"),
         "_accelerator_getAccelerator": lambda: torch.device("cuda"),
         "_accelerator_deviceCount": count,

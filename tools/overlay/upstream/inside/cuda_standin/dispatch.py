@@ -41,11 +41,13 @@ class _Traits:
         self.is_aten = self.name.startswith("aten::")
         self.may_mix = self.name in _MIXING or not self.is_aten
         self.has_generator = any(a.name == "generator" for a in schema.arguments)
+        is_random = torch.Tag.nondeterministic_seeded in func.tags
+        self.draws_from_default = is_random and not self.has_generator
         self.fresh = [returned.alias_info is None for returned in schema.returns]
         self.any_fresh = any(self.fresh)
         first = schema.arguments[0].alias_info if schema.arguments else None
         self.writes_first = first is not None and first.is_write
-        self.kernel = kernels.MISSING.get(self.name)
+        self.kernel = kernels.OWN.get(self.name)
 
 
 _traits = {}
@@ -96,6 +98,9 @@ class StandIn(TorchDispatchMode):
             kwargs = {**kwargs, "generator": cuda.generator(where)}
         if traits.kernel is not None:
             result = traits.kernel(func, args, kwargs, where)
+        elif where is not None and traits.draws_from_default:
+            with cuda.drawing_from(where):
+                result = kernels.run(func, args, kwargs, tensors)
         else:
             result = kernels.run(func, args, kwargs, tensors)
         if traits.any_fresh and (where is not None or pinned):

@@ -4,8 +4,18 @@ import torch
 from torch.utils._pytree import tree_map
 
 _LOW = (torch.float16, torch.bfloat16)
-# Here CUDA itself takes a low-precision input with float32 statistics or weights.
-_MIXED_DTYPES = ("batch_norm", "layer_norm", "group_norm")
+# Here CUDA takes a low-precision input with float32 statistics and weights.
+_MIXED_DTYPES = ("batch_norm",)
+
+# Neither the CPU nor CUDA has kernels of low precision for these.
+_NOT_ON_CUDA_EITHER = tuple(
+    f"aten::{name}"
+    for name in (
+        "_cholesky _det _linalg _lu bincount bitwise cholesky gcd geqrf histogram lcm linalg_cholesky"
+        " linalg_det linalg_eig linalg_inv linalg_ldl linalg_lstsq linalg_lu linalg_qr linalg_solve"
+        " linalg_svd lu_ ormqr triangular_solve"
+    ).split()
+)
 
 
 def tensors_in(args, kwargs):
@@ -37,14 +47,10 @@ def run(func, args, kwargs, tensors):
             return func(*args, **kwargs)
         except RuntimeError as error:
             low = _missing_precision(str(error))
-            if low is None:
+            if low is None or func._schema.name.startswith(_NOT_ON_CUDA_EITHER):
                 raise
         if len(found) > 1 and not any(word in str(func) for word in _MIXED_DTYPES):
-            # CUDA refuses these, and a fault in dtypes must show.
-            first, second = sorted(map(str, found))[:2]
-            raise RuntimeError(
-                f"expected scalar type {_scalar(first)} but found {_scalar(second)}"
-            ) from None
+            raise _mixed_dtypes(found) from None  # CUDA refuses these, too
         if len(found) == 1:
             _lacks.add((func, low))  # finding out takes long
     return _in_float32(func, args, kwargs, low, keeps_float32=len(found) > 1)
@@ -57,10 +63,10 @@ def _missing_precision(message):
     return None
 
 
-def _scalar(dtype_name):
-    return {"torch.float16": "Half", "torch.bfloat16": "BFloat16", "torch.float32": "Float"}.get(
-        dtype_name, dtype_name
-    )
+def _mixed_dtypes(found):
+    names = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float"}
+    first, second = sorted(names.get(dtype, str(dtype)) for dtype in found)[:2]
+    return RuntimeError(f"expected scalar type {second} but found {first}")
 
 
 def _in_float32(func, args, kwargs, low, keeps_float32):
@@ -102,6 +108,15 @@ def _in_float32(func, args, kwargs, low, keeps_float32):
         # Statistics stay in float32, as on CUDA.
         return (down(result[0]), *result[1:])
     return tree_map(down, result)
+
+
+def _of_one_dtype(func, args, kwargs, where):
+    """The CPU takes float32 weights with a low-precision input; CUDA does not."""
+    tensors = tensors_in(args, kwargs)
+    found = {tensor.dtype for tensor in tensors}
+    if where is not None and len(found) > 1:
+        raise _mixed_dtypes(found)
+    return run(func, args, kwargs, tensors)
 
 
 def _batch_norm_stats(func, args, kwargs, where):
@@ -195,7 +210,9 @@ def _nothing(func, args, kwargs, where):
     return None
 
 
-MISSING = {
+OWN = {
+    "aten::native_layer_norm": _of_one_dtype,
+    "aten::native_group_norm": _of_one_dtype,
     "aten::record_stream": _nothing,
     "aten::batch_norm_stats": _batch_norm_stats,
     "aten::batch_norm_gather_stats_with_counts": _gather_stats,
@@ -205,4 +222,4 @@ MISSING = {
     "aten::_amp_foreach_non_finite_check_and_unscale_": _unscale,
     "aten::_amp_update_scale_": _update_scale,
 }
-"""The operations that CUDA has and the CPU lacks, each ``(func, args, kwargs, device) -> result``."""
+"""What CUDA has and the CPU lacks or does otherwise: ``(func, args, kwargs, device) -> result``."""

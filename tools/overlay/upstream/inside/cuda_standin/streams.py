@@ -25,11 +25,11 @@ class Stream:
     """Names a stream of a device; those that name the same one are equal."""
 
     def __init__(self, device=None, priority=0, **kwargs):
-        self.device_index = kwargs.get("device_index", None)
+        self.device_index = kwargs.get("device_index")
         if self.device_index is None:
             self.device_index = cuda.index(device)
         self.priority = priority
-        self.stream_id = kwargs.get("stream_id", None)
+        self.stream_id = kwargs.get("stream_id")
         if self.stream_id is None:
             self.stream_id = 1 + next(_numbers) % _POOL
         self.device_type = 1
