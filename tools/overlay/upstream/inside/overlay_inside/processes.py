@@ -51,11 +51,20 @@ def has_threads() -> bool:
 
 
 def say_where_they_stand(parent: int) -> None:
-    """Let what hangs below a process write its stacks; whoever has no handler dies of it."""
+    """Let what hangs below a process write its stacks, where it has a handler for that."""
     for pid in descendants(parent):
         with suppress(OSError):
-            os.kill(pid, signal.SIGUSR1)
+            if _handles(pid, signal.SIGUSR1):
+                os.kill(pid, signal.SIGUSR1)
     time.sleep(0.3)
+
+
+def _handles(pid: int, number: int) -> bool:
+    with open("/proc/%d/status" % pid) as status:
+        for line in status:
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def end_children() -> None:
