@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Optional
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Optional
 
 from overlay.bases import Base
 from overlay.series import Series
@@ -58,7 +59,26 @@ class TestsBench:
     @property
     def is_good(self) -> bool:
         """Whether the verdicts are the same and the goal is met."""
-        return bool(self.rows) and not self.differences and self.ratio >= GOAL
+        return bool(self.rows) and not self.differences and not self.problems and self.ratio >= GOAL
+
+    def as_json(self) -> dict[str, Any]:
+        """A value of plain dicts and lists."""
+        return {**asdict(self), "ratio": self.ratio, "good": self.is_good}
+
+    def lines(self) -> Iterator[str]:
+        """What to print."""
+        counts = Counter(row.isolated.status.value for row in self.rows if row.isolated)
+        counted = ", ".join(f"{number} {status}" for status, number in counts.items())
+        yield f"{len(self.files)} files, {len(self.rows)} tests on {self.device}: {counted}"
+        yield f"{'forked':32}{self.forked_seconds:8.1f} s"
+        yield f"{'ordinary pytest, spawned ranks':32}{self.isolated_seconds:8.1f} s"
+        good = "" if self.ratio >= GOAL else f"  LESS THAN {GOAL:g}"
+        yield f"{'ratio':32}{self.ratio:8.1f}{good}"
+        for row in self.differences:
+            statuses = [o.status.value if o else "not run" for o in (row.forked, row.isolated)]
+            yield f"TWO VERDICTS: {row.test}: forked {statuses[0]}, isolated {statuses[1]}"
+        for problem in self.problems:
+            yield f"problem: {problem.where}: {problem.what}"
 
 
 def bench_tests(base: Base, series: Series, request: Request, on_event: OnEvent) -> TestsBench:

@@ -9,8 +9,8 @@ import platform
 import re
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Optional
@@ -174,11 +174,14 @@ def run(base: Base, series: Series, request: Request, on_event: OnEvent) -> Run:
     selected = {*before.results, *after.results}
     whole = {unit.file for unit in selected if unit.part is None and not request.keyword}
     problems = known_failures.check(known, before.side.outcomes, whole)
-    if not before.side.outcomes and not after.side.outcomes:
+    outcomes = (*before.side.outcomes, *after.side.outcomes)
+    if not outcomes:
         problems.append(Problem(ready.words, "selects no test"))
+    elif all(outcome.status is Status.SKIPPED for outcome in outcomes):
+        problems.append(Problem(ready.words, f"all of its tests were skipped on {ready.device}"))
     for problem in problems:
         on_event(ProblemFound(problem))
-    ran = {outcome.test for outcome in (*before.side.outcomes, *after.side.outcomes)}
+    ran = {outcome.test for outcome in outcomes}
     made = Run(
         base=base.name,
         torch=halves.torch,
@@ -198,8 +201,6 @@ def run(base: Base, series: Series, request: Request, on_event: OnEvent) -> Run:
 
 
 def _with_problems(side: Side, problems: Iterable[Problem]) -> Side:
-    from dataclasses import replace
-
     return replace(side, problems=(*side.problems, *problems))
 
 
@@ -279,6 +280,3 @@ def _say_left_out(ready: Prepared, made: Run, on_event: OnEvent) -> None:
 def outcomes_of(results: Mapping[Unit, UnitResult]) -> dict[str, Outcome]:
     """By test."""
     return {o.test: o for result in results.values() for o in result.outcomes}
-
-
-Say = Callable[[str], None]

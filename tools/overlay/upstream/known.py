@@ -41,7 +41,9 @@ def check(
     problems = []
     for test in known:
         if test in outcomes and not outcomes[test].failed:
-            what = f"is among the known failures, but {outcomes[test].status.value}: remove it there"
+            what = (
+                f"is among the known failures, but {outcomes[test].status.value}: remove it there"
+            )
             problems.append(Problem(test, what))
         elif test not in outcomes and test.split("::", 1)[0] in files:
             what = "is among the known failures, but there is no such test: remove it there"

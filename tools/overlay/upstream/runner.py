@@ -178,6 +178,8 @@ def _run_unit(
             news.put(Collected(unit.file, tests))
             if not tests and not settings.keyword and unit.part is None:
                 problem("no test in it was collected")
+            if settings.standin and event["devices"] not in (None, STANDIN_DEVICES):
+                problem("the stand-in for CUDA is not loaded")
         elif kind == "started":
             news.put(TestStarted(event["test"]))
         elif kind == "finished":
@@ -203,7 +205,7 @@ class _Server:
     def __init__(self, half: Half, settings: Settings, stopping: threading.Event) -> None:
         self._half = half
         self._settings = settings
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         fork = not settings.isolate and not settings.cuda and sys.platform == "linux"
         arguments = {"tree": str(half.tree), "fork": fork, "timeout": settings.timeout}
         self._process = subprocess.Popen(

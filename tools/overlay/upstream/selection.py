@@ -30,10 +30,12 @@ def select(halves: Halves, named: Sequence[str], every: bool) -> Selection:
     Raises UsageError for what is not there: a file that is left out must not look as if it passed.
     """
     trees = (halves.after.tree, halves.before.tree)
-    missing = "" if halves.has_upstream_tests else (
-        f"the source of {halves.base.name} came from a wheel, which has no tests: fetch it another"
-        f" way ('torch-overlay base fetch {halves.base.name} --anew --source CHECKOUT')"
-    )
+    missing = ""
+    if not halves.has_upstream_tests:
+        missing = (
+            f"the source of {halves.base.name} came from a wheel, which has no tests: fetch it from"
+            f" a checkout ('torch-overlay base fetch {halves.base.name} --anew --source PATH')"
+        )
     if named:
         files: dict[str, None] = {}
         for name in named:
@@ -41,15 +43,18 @@ def select(halves: Halves, named: Sequence[str], every: bool) -> Selection:
             if not found:
                 raise UsageError(
                     f"no test file '{name}' in {halves.base.name}",
-                    [missing or f"name one by its path in PyTorch, as in {FSDP_TESTS}/test_wrap.py"],
+                    [
+                        missing
+                        or f"name one by its path in PyTorch, as in {FSDP_TESTS}/test_wrap.py"
+                    ],
                 )
             files.update(dict.fromkeys(found))
         return Selection(tuple(files), ", ".join(named))
     if every and missing:
         raise UsageError(missing)
     if every:
-        found = dict.fromkeys([*_files(trees, FSDP_TESTS), *halves.own_tests])
-        return Selection(tuple(found), f"all of {FSDP_TESTS} and the series' own")
+        everything = dict.fromkeys([*_files(trees, FSDP_TESTS), *halves.own_tests])
+        return Selection(tuple(everything), f"all of {FSDP_TESTS} and the series' own")
     related = tuple(path for path in halves.related if any((t / path).is_file() for t in trees))
     absent = [path for path in halves.related if path not in related]
     if not related:
