@@ -14,8 +14,9 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Dict, Iterator, List, Optional, Set
+from typing import Any, Optional
 
 from . import plugin, processes
 
@@ -29,8 +30,6 @@ _PRELOADED = (
 )
 _LOOK_AFTER_SECONDS = 0.5
 
-Event = Dict[str, Any]
-
 
 class _Stopped(Exception):
     """Standard input was closed: whoever wanted results is gone."""
@@ -39,13 +38,14 @@ class _Stopped(Exception):
 class Server:
     """Runs the test files of one source tree."""
 
-    def __init__(self, settings: Dict[str, Any], results: int) -> None:
+    def __init__(self, settings: dict[str, Any], results: int) -> None:
         self._tree = str(settings["tree"])
         self._fork = bool(settings["fork"])
         self._limit = float(settings["timeout"])
+        self._import_limit = float(settings["import_timeout"])
         self._results = results
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: dict[str, Any]) -> None:
         line = (json.dumps(event) + "\n").encode()
         while line:
             line = line[os.write(self._results, line) :]
@@ -64,15 +64,16 @@ class Server:
                 self._run(json.loads(line))
                 self._send({"event": "done"})
 
-    def _run(self, job: Dict[str, Any]) -> None:
+    def _run(self, job: dict[str, Any]) -> None:
         """Run a file's tests, in as many processes as it takes until each has its outcome."""
-        collected: Optional[List[str]] = None
-        finished: Set[str] = set()
+        collected: Optional[list[str]] = None
+        finished: set[str] = set()
         fork = self._fork and not processes.has_threads()
         while collected is None or len(finished) < len(collected):
             before = len(finished)
             remaining = collected and [test for test in collected if test not in finished]
-            attempt = _Attempt(self._tree, {**job, "tests": remaining, "fork": fork}, self._limit)
+            job = {**job, "tests": remaining, "fork": fork}
+            attempt = _Attempt(self._tree, job, self._limit, self._import_limit)
             for event in attempt.events():
                 if event["event"] == "threads":
                     fork = False
@@ -95,14 +96,15 @@ class Server:
 class _Attempt:
     """One process that runs a file, or what is left of it."""
 
-    def __init__(self, tree: str, job: Dict[str, Any], limit: float) -> None:
+    def __init__(self, tree: str, job: dict[str, Any], limit: float, import_limit: float) -> None:
         self._tree = tree
         self._job = job
         self._limit = limit
+        self._import_limit = import_limit
         self.gave_up = False
         """Whether the file could not even be imported."""
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[dict[str, Any]]:
         """What happens, until the process has ended, and all that it started with it."""
         shared = processes.shared_memory()
         # Sockets in it have short names at most.
@@ -114,7 +116,7 @@ class _Attempt:
             processes.remove_shared_memory(shared)
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _events(self, folder: str) -> Iterator[Event]:
+    def _events(self, folder: str) -> Iterator[dict[str, Any]]:
         reader, writer = os.pipe()
         log = os.path.join(folder, "log")
         output = os.path.join(folder, "output")
@@ -131,14 +133,15 @@ class _Attempt:
         with open(reader, "rb") as pipe:
             lines = _Lines(pipe.fileno(), pid)
             while True:
-                line = lines.next(since + self._limit)
+                limit = self._limit if collected or self.gave_up else self._import_limit
+                line = lines.next(since + limit)
                 if line is None:
                     late = lines.late
                     break
                 event = json.loads(line)
                 kind = event["event"]
                 if kind == "ended":
-                    if running == event["test"]:
+                    if running is not None:
                         tail = plugin.last_lines(output)
                         seconds = time.monotonic() - since
                         yield _ended(running, "died", "its process " + event["how"], seconds, tail)
@@ -157,7 +160,7 @@ class _Attempt:
                 yield event
         if late:
             processes.say_where_they_stand(os.getpid())
-        took = "took longer than %g s" % self._limit
+        took = f"took longer than {limit:g} s"
         how = took if late else "its process " + processes.ending(lines.status)
         if running is not None:
             seconds = time.monotonic() - since
@@ -170,7 +173,7 @@ class _Attempt:
         elif late and not ended:
             yield {"event": "problem", "what": "between two tests it " + took, "tail": ""}
 
-    def _start(self, job: Dict[str, Any], log: str, temporary: str) -> int:
+    def _start(self, job: dict[str, Any], log: str, temporary: str) -> int:
         arguments = [
             *("-p", "no:cacheprovider", "-s", "--tb=native", "--rootdir", self._tree),
             *([] if os.path.exists(os.path.join(self._tree, "pytest.ini")) else ["-c", os.devnull]),
@@ -205,10 +208,14 @@ class _Attempt:
             os._exit(code)
 
 
-def _ended(test: str, status: str, reason: str, seconds: float, tail: str) -> Event:
+def _ended(test: str, status: str, reason: str, seconds: float, tail: str) -> dict[str, Any]:
     return {
-        **{"event": "finished", "test": test, "status": status, "reason": reason},
-        **{"seconds": round(seconds, 3), "tail": tail},
+        "event": "finished",
+        "test": test,
+        "status": status,
+        "reason": reason,
+        "seconds": round(seconds, 3),
+        "tail": tail,
     }
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import json
 import os
 import re
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Optional
 
 import pytest
 
@@ -37,15 +38,14 @@ def pytest_configure(config: pytest.Config) -> None:
 class Reporter:
     """Writes a JSON line for everything that happens to a pipe."""
 
-    def __init__(self, job: Dict[str, Any]) -> None:
+    def __init__(self, job: dict[str, Any]) -> None:
         self._pipe = int(job["pipe"])
         os.set_inheritable(self._pipe, False)
         self._output = str(job["output"])
         self._fork = bool(job["fork"])
-        self._wanted: Optional[List[str]] = job["tests"]
-        self._part: Optional[Tuple[int, int]] = job["part"]
-        self._deselected = 0
-        self._reports: List[Any] = []
+        self._wanted: Optional[list[str]] = job["tests"]
+        self._part: Optional[tuple[int, int]] = job["part"]
+        self._reports: list[Any] = []
         self._printed = ""
         self._started = 0.0
 
@@ -54,11 +54,8 @@ class Reporter:
         while line:
             line = line[os.write(self._pipe, line) :]
 
-    def pytest_deselected(self, items: List[Any]) -> None:
-        self._deselected += len(items)
-
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, items: List[Any]) -> None:
+    def pytest_collection_modifyitems(self, items: list[Any]) -> None:
         if self._wanted is not None:
             wanted = set(self._wanted)
             items[:] = [item for item in items if item.nodeid in wanted]
@@ -73,7 +70,9 @@ class Reporter:
 
     def pytest_collection_finish(self, session: Any) -> None:
         tests = [item.nodeid for item in session.items]
-        self._send("collected", tests=tests, deselected=self._deselected)
+        torch = sys.modules.get("torch")
+        devices = torch.cuda.device_count() if torch is not None else None
+        self._send("collected", tests=tests, devices=devices)
         if "torch.testing._internal.common_distributed" in sys.modules:
             ranks.watch()
             if self._fork:
@@ -144,12 +143,12 @@ class Reporter:
         self._send("end")
 
 
-def outcome_of(reports: List[Any], printed: str) -> Dict[str, str]:
+def outcome_of(reports: list[Any], printed: str) -> dict[str, str]:
     """Status, reason and tail of a test from pytest's reports on its phases."""
     failed = [report for report in reports if report.failed]
     if failed:
         text = str(failed[0].longrepr)
-        tail = text if not printed else "%s\n\nits output ended with\n%s" % (text, printed)
+        tail = text if not printed else f"{text}\n\nits output ended with\n{printed}"
         return {"status": "failed", "reason": _error(text), "tail": _last(tail)}
     for report in reports:
         if report.skipped and hasattr(report, "wasxfail"):
@@ -187,7 +186,7 @@ def _error(text: str) -> str:
     if ranks.RankDied.__name__ in last:
         return last.split(": ", 1)[1]
     _, *parts = _RANK.split(text)
-    errors = ["rank %s: %s" % pair for pair in zip(parts[::2], map(_last_error, parts[1::2]))]
+    errors = [f"rank {n}: {_last_error(of)}" for n, of in zip(parts[::2], parts[1::2])]
     # A rank that lost another one says less than the other one does.
     errors.sort(key=lambda error: bool(_CONSEQUENCE.search(error)))
     return errors[0] if errors else last
@@ -219,3 +218,7 @@ def redirect(path: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        # What is killed has printed its lines by then, and a fork has none of them to print again.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)

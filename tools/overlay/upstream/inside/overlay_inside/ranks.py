@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from multiprocessing.context import ForkProcess
-from typing import Any, Callable, List
+from typing import Any, Callable
 
 from . import processes
 
@@ -21,7 +21,7 @@ class RankDied(AssertionError):
     """A rank ended without a result."""
 
 
-_in_each_rank: List[Callable[[], None]] = []
+_in_each_rank: list[Callable[[], None]] = []
 
 
 def watch() -> None:
@@ -39,7 +39,7 @@ def watch() -> None:
             self, "special_return_code_checks", ()
         )
         died = [
-            "rank %d died of %s" % (rank, processes.signal_name(-process.exitcode))
+            f"rank {rank} died of {processes.signal_name(-process.exitcode)}"
             for rank, process in enumerate(self.processes)
             # SIGTERM is how upstream ends the others after a failure.
             if process.exitcode and process.exitcode < 0 and process.exitcode != -signal.SIGTERM
