@@ -4,6 +4,7 @@ Where it makes tensors beside them, of no others, they are to be on the same dev
 """
 
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
@@ -13,18 +14,38 @@ from torch.autograd import Variable
 from cuda_standin.marks import index_of
 
 
+_local = threading.local()
+
+
 def call(index, function, *args, **kwargs):
-    """Call what is C++, and takes tensors that are on the CUDA device ``index``."""
-    return function(*args, **kwargs)
+    """Call what is C++, and begins with tensors that are on the CUDA device ``index``."""
+    before = getattr(_local, "index", None)
+    _local.index = index
+    try:
+        return function(*args, **kwargs)
+    finally:
+        _local.index = before
 
 
-def device():
-    """Asked by an operation: the index that ``call`` was given, if the operation is its C++'s own."""
+def is_cause():
+    """Asked by an operation: whether it is of ``call``'s C++ itself.
+
+    A hook or a Python function that C++ calls has a frame of its own.
+    """
     frame = sys._getframe(2)
     while frame.f_code.co_filename == torch.utils._python_dispatch.__file__:
         frame = frame.f_back
-    # A hook or a Python function that C++ calls has a frame of its own.
-    return frame.f_locals["index"] if frame.f_code is call.__code__ else None
+    return frame.f_code is call.__code__
+
+
+def device():
+    """The index of the device on which ``call``'s C++ is working."""
+    return _local.index
+
+
+def work_goes_on(index):
+    """Note that ``call``'s C++ works on this device from now on."""
+    _local.index = index
 
 
 def _first_index(tensors):

@@ -86,10 +86,12 @@ class StandIn(TorchDispatchMode):
             target = as_device(target)
         if target is None or (tensors and target.type == "cpu" and not cuda.is_explicit()):
             where = _common_device(traits, tensors)
+            if beneath.is_cause():
+                beneath.work_goes_on(where)
         elif target.type == "cuda":
             where = target.index
             kwargs = {**kwargs, "device": _CPU}
-        elif not tensors:
+        elif not tensors and beneath.is_cause():
             where = beneath.device()
         pinned = kwargs.get("pin_memory")
         if pinned:

@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from cuda_standin import beneath
 from cuda_standin import device as cuda
 from cuda_standin.marks import ON_CUDA, PINNED, index_of, storage_of
 
@@ -54,6 +55,7 @@ class _Move(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         device, dtype = ctx.came_from
+        beneath.work_goes_on(device.index)
         return gradient.to(device=device, dtype=dtype), None
 
 
