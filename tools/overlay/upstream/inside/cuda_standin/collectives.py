@@ -58,7 +58,7 @@ def _also_for_cpu(make):
 def _is_nccl(group):
     try:
         return dist.get_backend(group) == "nccl"
-    except (RuntimeError, ValueError, KeyError):
+    except (AssertionError, RuntimeError, ValueError, KeyError):  # not a group of torch's own
         return False
 
 

@@ -119,28 +119,44 @@ def _allocated(device=None):
     where = index(device)
     total = sum(size for size, on in ON_CUDA.sizes() if on == where)
     if where in _peaks:
-        _peaks[where] = max(_peaks[where], total)
+        _peaks[where].follow(total)
     return total
 
 
-def note_allocation():
+class _Peak:
+    """The most that was allocated at once.
+
+    What is freed is not seen. So it adds up what is allocated, and only when that sum would be a
+    new peak has all that lives counted.
+    """
+
+    def __init__(self):
+        self.highest = self.at_most = 0
+
+    def follow(self, total):
+        self.at_most = total
+        self.highest = max(self.highest, total)
+
+
+def note_allocation(where, size):
     """Follow the peak, once somebody has asked for it."""
-    for where in _peaks:
-        _allocated(where)
+    peak = _peaks.get(where)
+    if peak is not None:
+        peak.at_most += size
+        if peak.at_most > peak.highest:
+            _allocated(where)
 
 
 def _reset_peak(device=None):
-    where = index(device)
-    _peaks[where] = 0
-    _allocated(where)
+    _peaks[index(device)] = _Peak()
+    _allocated(device)
 
 
 def _peak(device=None):
     where = index(device)
     if where not in _peaks:
         _reset_peak(where)
-    _allocated(where)
-    return _peaks[where]
+    return _peaks[where].highest
 
 
 def _memory_stats(device=None):

@@ -148,4 +148,4 @@ def _mark(result, traits, where, pinned):
                 PINNED.set(storage, True)
             if where is not None and ON_CUDA.get(storage) is None:
                 ON_CUDA.set(storage, where)
-                cuda.note_allocation()
+                cuda.note_allocation(where, storage.nbytes())

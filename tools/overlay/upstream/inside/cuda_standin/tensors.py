@@ -206,7 +206,7 @@ def _new_storage(cls, *args, device=None, **kwargs):
         return _own_new_storage(cls, *args, device=device, **kwargs)
     storage = _own_new_storage(cls, *args, **kwargs)
     ON_CUDA.set(storage, device.index)
-    cuda.note_allocation()
+    cuda.note_allocation(device.index, storage.nbytes())
     return storage
 
 
@@ -234,8 +234,9 @@ def _pin_storage(self, device=None):
 
 def _resize_storage(self, size):
     result = _own_resize_storage(self, size)
-    if ON_CUDA.get(self) is not None:
-        cuda.note_allocation()
+    where = ON_CUDA.get(self)
+    if where is not None:
+        cuda.note_allocation(where, size)
     return result
 
 
