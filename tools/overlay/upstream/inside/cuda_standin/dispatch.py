@@ -86,7 +86,7 @@ class StandIn(TorchDispatchMode):
             target = as_device(target)
         if target is None or (tensors and target.type == "cpu" and not cuda.is_explicit()):
             where = _common_device(traits, tensors)
-            if beneath.is_cause():
+            if where is not None and beneath.is_cause():
                 beneath.work_goes_on(where)
         elif target.type == "cuda":
             where = target.index
