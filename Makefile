@@ -2,6 +2,9 @@
 PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
+# What pip's Chromium needs of the system.
+CHROMIUM_LIBRARIES := libasound2 libegl1 libgbm1 libnss3 libxcomposite1 libxdamage1 libxkbcommon0 \
+	libxkbfile1 libxrandr2 libxtst6
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-html dist test-1.13 lint venv clean
@@ -53,8 +56,8 @@ clean: ## remove what make built here (fetched torch stays in its cache)
 	@echo "Installing a Chromium"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[html]'
 	@QT_QPA_PLATFORM=offscreen $(BIN)/python -c 'import PyQt6.QtWebEngineWidgets' || \
-		{ echo "error: Chromium lacks a library of the system; on Debian and Ubuntu:" \
-		"apt-get install chromium brings all" >&2; exit 2; }
+		{ echo "error: Chromium lacks a library of the system; on Debian and Ubuntu: apt-get install" \
+		"$(CHROMIUM_LIBRARIES)" >&2; exit 2; }
 	@touch $@
 
 .venv/.linters: .venv/.installed .lintrunner.toml

@@ -488,10 +488,13 @@ def test_live_view_of_a_terminal() -> None:
     Console(file=screen, width=90).print(view)
     text = "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
     text = text.replace("━", "=").replace("╸", "-")
-    assert_expected_inline(text, """\
+    assert_expected_inline(
+        text,
+        """\
 stock =========
 0 of 2 files, 3 of 4 tests: 1 passed, 1 failed, 1 skipped; 1:29, about 0:11 left
-  0:38  test/distributed/fsdp/test_core.py::TestCore::test_3[x]""")
+  0:38  test/distributed/fsdp/test_core.py::TestCore::test_3[x]""",
+    )
 
 
 def test_live_view_keeps_failures_above_and_leaves_a_clean_terminal() -> None:
