@@ -11,14 +11,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Optional
 
 import click
 
 from overlay.errors import OverlayError
 
 if TYPE_CHECKING:
-    from overlay.bases import BaseState
+    from overlay.bases import Base, BaseState
     from overlay.demo import Demo
     from overlay.export import Exported
     from overlay.operations import Plan, Standing
@@ -135,7 +135,16 @@ def _working(what: str) -> Iterator[None]:
 
 
 def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
+    click.echo(_json(value), nl=False)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:
@@ -545,6 +554,34 @@ def _print_demo(shown: Demo) -> None:
     click.echo(f"The patched torch is in {shown.patched}")
 
 
+def _test_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a run of upstream's tests and its benchmark both take."""
+    for option in (
+        click.option(
+            "--timeout", default=120.0, show_default=True, help="Seconds a test may take."
+        ),
+        click.option("-j", "--jobs", type=click.IntRange(1), help="Files at a time."),
+        click.option("-k", "keyword", default="", metavar="EXPR", help="Tests, as pytest's -k."),
+        click.option("--all", "every", is_flag=True, help="All of test/distributed/fsdp."),
+        click.option("--related", is_flag=True, help="Files that the patches name (the default)."),
+        click.argument("names", nargs=-1, metavar="[BASE] [FILES]..."),
+    ):
+        command = option(command)
+    return command
+
+
+def _base_and_files(names: Sequence[str], every: bool, related: bool) -> tuple[Base, list[str]]:
+    from overlay.bases import DEFAULT_BASE, find_base
+    from overlay.errors import UsageError
+
+    is_base = bool(names) and "/" not in names[0] and not names[0].endswith(".py")
+    base = find_base(names[0] if is_base else DEFAULT_BASE)
+    files = list(names[1:] if is_base else names)
+    if [bool(files), every, related].count(True) > 1:
+        raise UsageError("files, --all and --related are three ways to choose tests: use one")
+    return base, files
+
+
 @main.group()
 def bench() -> None:
     """Measure what the tool's commands cost; ratios are of one run on one machine."""
@@ -585,6 +622,43 @@ def bench_apply(series: Optional[Path], as_json: bool) -> None:
                 + ("" if cost.within_limit else "  OVER ITS LIMIT")
             )
     sys.exit(0 if all(cost.within_limit for cost in costs) else 1)
+
+
+@bench.command(name="tests")
+@_test_options
+@json_option
+@click.pass_obj
+def bench_tests(
+    series: Optional[Path],
+    names: tuple[str, ...],
+    related: bool,
+    every: bool,
+    keyword: str,
+    jobs: Optional[int],
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Measure the forked runner of 'test' beside ordinary pytest with spawned ranks.
+
+    Both run the same files of the unpatched half, on the CPU. Exits with 1 if a test's verdict
+    differs, or if the forked runner is not five times faster.
+    """
+    from overlay.upstream import bench as benches
+    from overlay.upstream.compare import Request
+    from overlay.upstream.report import LiveView
+
+    base, files = _base_and_files(names, every, related)
+    request = Request(
+        tuple(files), keyword, every, device="cpu", workers=jobs, timeout=timeout, fresh=True
+    )
+    with LiveView() as view:
+        made = benches.bench_tests(base, _load(series), request, view.on_event)
+    if as_json:
+        _print_json(made.as_json())
+    else:
+        for line in made.lines():
+            click.echo(line)
+    sys.exit(0 if made.is_good else 1)
 
 
 @main.group()
@@ -659,6 +733,91 @@ def base_path(name: str) -> None:
     from overlay.bases import find_base, path_of
 
     click.echo(path_of(find_base(name)))
+
+
+@main.command()
+@_test_options
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Real CUDA devices, or the CPU; auto takes CUDA where there are two devices.",
+)
+@click.option("--shard", metavar="K/N", help="The K-th of N shares that take equally long.")
+@click.option("--isolate", is_flag=True, help="Upstream's own way: a fresh interpreter each time.")
+@click.option("--fresh", is_flag=True, help="Run the stock half too if its results are kept.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the run as JSON; - prints it.")
+@click.option("--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--summary", "summary_file", type=click.Path(path_type=Path), metavar="FILE")
+@click.pass_obj
+def test(
+    series: Optional[Path],
+    names: tuple[str, ...],
+    related: bool,
+    every: bool,
+    keyword: str,
+    device: str,
+    shard: Optional[str],
+    jobs: Optional[int],
+    timeout: float,
+    isolate: bool,
+    fresh: bool,
+    json_file: Optional[str],
+    junit_file: Optional[Path],
+    html_file: Optional[Path],
+    summary_file: Optional[Path],
+) -> None:
+    """Run PyTorch's own FSDP tests on a base, before and after the series.
+
+    BASE is one of 'base list' whose source is fetched, v2.13.0 by default; FILES are test files or
+    folders of PyTorch's tree, or the names of files in test/distributed/fsdp. Without FILES those
+    run that the patches name in their Tests fields. On the CPU, a stand-in for CUDA lets upstream's
+    tests run, and their ranks are forked from one process instead of spawned.
+
+    Results on the stock torch are kept, so that only the half with the series runs again. Shards
+    are dealt by how long tests took before; together they are all tests if they are of the same
+    plan, which each result names. Exits with 1 if a test is broken, did not run, or fails and is
+    not known to. With GITHUB_STEP_SUMMARY set, the summary goes there too.
+    """
+    from overlay.upstream import compare, report
+    from overlay.upstream.selection import parse_shard
+
+    base, files = _base_and_files(names, every, related)
+    request = compare.Request(
+        files=tuple(files),
+        keyword=keyword,
+        every=every,
+        device=device,
+        shard=parse_shard(shard) if shard else None,
+        workers=jobs,
+        timeout=timeout,
+        isolate=isolate,
+        fresh=fresh,
+    )
+    with report.LiveView() as view:
+        run = compare.run(base, _load(series), request, view.on_event)
+    markdown = report.markdown(run) + "\n"
+    if junit_file:
+        _write(junit_file, report.junit(run))
+    if html_file:
+        _write(html_file, report.html(run))
+    if summary_file:
+        _write(summary_file, markdown)
+    if json_file and json_file != "-":
+        _write(Path(json_file), _json(run.as_json()))
+    step_summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if step_summary:
+        with open(step_summary, "a", encoding="utf-8") as summary:
+            summary.write(markdown)
+    if json_file == "-":
+        click.echo(_json(run.as_json()), nl=False)
+    else:
+        from rich.console import Console
+
+        report.terminal(run, Console(highlight=False))
+    sys.exit(0 if run.is_green else 1)
 
 
 @main.command()
