@@ -5,6 +5,7 @@ from __future__ import annotations
 import html.parser
 import io
 import json
+import re
 import threading
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Callable, Optional
 
+import click
 import pytest
 from expecttest import assert_expected_inline
 from hypothesis import given
@@ -21,12 +23,13 @@ from markdown_it import MarkdownIt
 from rich.console import Console
 
 import upstream_run
+from overlay.bases import find_base
 from overlay.cli import main
 from overlay.upstream import events, report
 from overlay.upstream.results import Outcome, Problem, Run, Side, Status
 from upstream_run import outcome
 
-REPOSITORY = Path(__file__).parents[1]
+WORKFLOW = Path(__file__).parents[1] / ".github" / "workflows" / "gpu.yml"
 
 
 def as_text(run: Run, width: int = 100) -> str:
@@ -573,3 +576,19 @@ def test_report_command_refuses_two_pages(
     assert capfd.readouterr().err == (
         "torch-overlay: --as html is of one run: name one file, not 2\n"
     )
+
+
+def test_the_workflow_runs_commands_that_a_person_can_type() -> None:
+    text = re.sub(r"\$\{\{ matrix\.(\w+) \}\}", r"\1", WORKFLOW.read_text(encoding="utf-8"))
+    text = text.replace("base fetch base", "base fetch v2.6.0").replace("test base", "test v2.6.0")
+    commands = re.findall(r"- run: \.venv/bin/torch-overlay (.+)", text.replace("shard/4", "1/4"))
+    assert [command.split()[0] for command in commands] == ["base", "test"]
+    for command in commands:
+        words = command.split()
+        found: click.Command = main
+        while isinstance(found, click.Group):
+            found = found.commands[words.pop(0)]
+        # Raises on an option or a value that the command does not know.
+        found.make_context(found.name, words)
+    for base in re.search(r"base: \[(.+)\]", text)[1].split(", "):  # type: ignore[index]
+        assert find_base(base).runtime is not None

@@ -99,7 +99,8 @@ class LiveView:
             side.files_done += 1
         else:
             counts = Counter(outcome.status for outcome in event.side.outcomes)
-            yield Text(f"{words.side_in_words(event.side)}: {_counts(counts)}", "bold")
+            line = ": ".join(filter(None, [words.side_in_words(event.side), _counts(counts)]))
+            yield Text(line, "bold")
             self._side = _Side("", 0, None, self._clock())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

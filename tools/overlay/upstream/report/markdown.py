@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from overlay.upstream.report import words
 from overlay.upstream.results import Change, Run
 
-SUMMARY_LIMIT = 1024 * 1024
-"""What GitHub takes as the summary of a step, in bytes."""
+SUMMARY_LIMIT = 1000 * 1024
+"""In bytes. GitHub takes 1024 KiB as the summary of a step."""
 
 _NAMED_IN_SHORT = 3
 _LEFT_OUT = (
