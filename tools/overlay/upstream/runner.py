@@ -70,7 +70,9 @@ class Settings:
     """Whether tests see the real CUDA devices."""
     workers: int = 1
     timeout: float = 120
-    """How many seconds one test may take, or the import of a file."""
+    """How many seconds one test may take."""
+    import_timeout: float = 300
+    """How many seconds a file may take until its tests are known."""
     isolate: bool = False
     """Upstream's own way: ordinary pytest, and ranks that are fresh interpreters."""
     keyword: str = ""
@@ -176,7 +178,7 @@ def _run_unit(
         if kind == "collected":
             tests = tuple(event["tests"])
             news.put(Collected(unit.file, tests))
-            if not tests and not settings.keyword and unit.part is None:
+            if not (tests or problems or settings.keyword or unit.part):
                 problem("no test in it was collected")
             if settings.standin and event["devices"] not in (None, STANDIN_DEVICES):
                 problem("the stand-in for CUDA is not loaded")
@@ -207,7 +209,12 @@ class _Server:
         self._settings = settings
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         fork = not settings.isolate and not settings.cuda and sys.platform == "linux"
-        arguments = {"tree": str(half.tree), "fork": fork, "timeout": settings.timeout}
+        arguments = {
+            "tree": str(half.tree),
+            "fork": fork,
+            "timeout": settings.timeout,
+            "import_timeout": settings.import_timeout,
+        }
         self._process = subprocess.Popen(
             [str(interpreter(half.venv)), "-m", "overlay_inside", json.dumps(arguments)],
             cwd=INSIDE,

@@ -42,6 +42,7 @@ class Server:
         self._tree = str(settings["tree"])
         self._fork = bool(settings["fork"])
         self._limit = float(settings["timeout"])
+        self._import_limit = float(settings["import_timeout"])
         self._results = results
 
     def _send(self, event: dict[str, Any]) -> None:
@@ -71,7 +72,8 @@ class Server:
         while collected is None or len(finished) < len(collected):
             before = len(finished)
             remaining = collected and [test for test in collected if test not in finished]
-            attempt = _Attempt(self._tree, {**job, "tests": remaining, "fork": fork}, self._limit)
+            job = {**job, "tests": remaining, "fork": fork}
+            attempt = _Attempt(self._tree, job, self._limit, self._import_limit)
             for event in attempt.events():
                 if event["event"] == "threads":
                     fork = False
@@ -94,10 +96,11 @@ class Server:
 class _Attempt:
     """One process that runs a file, or what is left of it."""
 
-    def __init__(self, tree: str, job: dict[str, Any], limit: float) -> None:
+    def __init__(self, tree: str, job: dict[str, Any], limit: float, import_limit: float) -> None:
         self._tree = tree
         self._job = job
         self._limit = limit
+        self._import_limit = import_limit
         self.gave_up = False
         """Whether the file could not even be imported."""
 
@@ -130,7 +133,8 @@ class _Attempt:
         with open(reader, "rb") as pipe:
             lines = _Lines(pipe.fileno(), pid)
             while True:
-                line = lines.next(since + self._limit)
+                limit = self._limit if collected or self.gave_up else self._import_limit
+                line = lines.next(since + limit)
                 if line is None:
                     late = lines.late
                     break
@@ -156,7 +160,7 @@ class _Attempt:
                 yield event
         if late:
             processes.say_where_they_stand(os.getpid())
-        took = f"took longer than {self._limit:g} s"
+        took = f"took longer than {limit:g} s"
         how = took if late else "its process " + processes.ending(lines.status)
         if running is not None:
             seconds = time.monotonic() - since

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import io
 import json
 import os
 import re
@@ -217,3 +218,7 @@ def redirect(path: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+    for stream in (sys.__stdout__, sys.__stderr__):
+        # What is killed has printed its lines by then, and a fork has none of them to print again.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
