@@ -35,8 +35,8 @@ def junit(run: Run) -> str:
     xml = JUnitXml(f"torch-overlay test {run.base}")
     for each in suites.values():
         xml.add_testsuite(each)
-    xml.update_statistics()  # type: ignore[no-untyped-call]
-    written: str = xml.tostring().decode()  # type: ignore[no-untyped-call]
+    xml.update_statistics()
+    written: str = xml.tostring().decode()
     return written
 
 
