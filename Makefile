@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test dist test-1.13 lint venv clean
+.PHONY: help demo test test-upstream dist test-1.13 lint venv clean
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
@@ -19,6 +19,10 @@ test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to p
 
 test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
 	@$(BIN)/python -m pytest test/heavy/test_behaviour_1_13.py $(ARGS)
+
+test-upstream: .venv/.installed ## run some of upstream's tests on 1.13.1, before and after (ARGS="v2.6.0 --all" for others)
+	@set -- $(or $(ARGS),v1.13.1 test_fsdp_mixed_precision test_fsdp_core test_wrap); \
+		$(BIN)/torch-overlay base fetch "$$1" && $(BIN)/torch-overlay test "$$@"
 
 dist: .venv/.installed ## build the mails and whole files for every base, under dist/
 	@set -e; for base in $$($(BIN)/python -c 'from overlay.bases import BASES; print(*BASES)'); do \

@@ -212,12 +212,22 @@ def test_wrong_use(world: World) -> None:
         ["--device", "cuda"],
     ):
         text += f"$ test {' '.join(arguments)}\n{world.errors(*arguments)}"
-    world.series("Tests: test/distributed/fsdp/test_gone.py\n")
-    text += f"$ test\n{world.errors()}"
-    world.stamp(has_tests=False)
-    text += f"$ test --all\n{world.errors('--all')}"
-    text += f"$ test test_small\n{world.errors('test_small')}"
-    assert_expected_inline(re.sub(r"2\.13\.0\+?\w*", "2.13.0", text), """""")
+    assert_expected_inline(
+        re.sub(r"2\.13\.0\+?\w*", "2.13.0", text),
+        """\
+$ test test_none.py
+torch-overlay: no test file 'test_none.py' in v2.13.0
+  name one by its path in PyTorch, as in test/distributed/fsdp/test_wrap.py
+$ test v9.9.9 test_small
+torch-overlay: v9.9.9 is not fetched: run `torch-overlay base fetch v9.9.9`
+$ test --all test_small.py
+torch-overlay: files, --all and --related are three ways to choose tests: use one
+$ test --shard 3/2
+torch-overlay: --shard 3/2: write it as K/N, with K from 1 to N, as in 1/4
+$ test --device cuda
+torch-overlay: --device cuda: torch 2.13.0 sees no CUDA device, and FSDP's tests need 2: leave --device out to run them on the CPU
+""",
+    )
 
 
 def test_without_upstreams_tests_the_series_own_run(world: World) -> None:
@@ -226,6 +236,14 @@ def test_without_upstreams_tests_the_series_own_run(world: World) -> None:
     assert run["device"] == "cpu"
     assert run["selection"] == "the series' own tests; PyTorch's are not there"
     assert statuses(run["after"]) == {"test_is_new": "passed"}
+    assert_expected_inline(
+        world.errors("--all") + world.errors("test_small"),
+        """\
+torch-overlay: the source of v2.13.0 came from a wheel, which has no tests: fetch it from a checkout ('torch-overlay base fetch v2.13.0 --anew --source PATH')
+torch-overlay: no test file 'test_small' in v2.13.0
+  the source of v2.13.0 came from a wheel, which has no tests: fetch it from a checkout ('torch-overlay base fetch v2.13.0 --anew --source PATH')
+""",
+    )
 
 
 def test_bench_compares_verdicts(world: World) -> None:

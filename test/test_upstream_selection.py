@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,13 @@ from expecttest import assert_expected_inline
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlay.bases import find_base
 from overlay.errors import UsageError
 from overlay.upstream import known, store
+from overlay.upstream.halves import Halves
 from overlay.upstream.results import Outcome, Problem, Run, Side, Status
-from overlay.upstream.runner import Unit, UnitResult
-from overlay.upstream.selection import parse_shard, plan_name, plan_shards, weights
+from overlay.upstream.runner import Half, Unit, UnitResult
+from overlay.upstream.selection import parse_shard, plan_name, plan_shards, select, weights
 
 FILES = [f"test/test_{name}.py" for name in "abcdefgh"]
 WEIGHTS = st.dictionaries(st.sampled_from(FILES), st.floats(0.1, 1000), min_size=1)
@@ -176,3 +179,45 @@ def test_a_fingerprint_is_of_paths_and_contents() -> None:
     assert one == store.fingerprint_of({"b": None, "a": b"1"}) and len(one) == 64
     others = ({"a": b"1"}, {"a": b"1", "b": b""}, {"a": b"2", "b": None}, {"b": b"1", "a": None})
     assert len({one, *map(store.fingerprint_of, others)}) == 5
+
+
+def halves(folder: Path, *files: str, related: Sequence[str] = (), upstream: bool = True) -> Halves:
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).touch()
+    half = Half("stock", (), folder, folder)
+    own = ("test/distributed/fsdp/test_own.py",)
+    names = ("tree", "torch", "python", "before_key")
+    return Halves(
+        base=find_base("v2.6.0"),
+        before=half,
+        after=half,
+        own_tests=own,
+        related=tuple(related),
+        has_upstream_tests=upstream,
+        **dict.fromkeys(names, ""),
+    )
+
+
+def test_files_are_named_by_path_or_among_fsdps(tmp_path: Path) -> None:
+    own, wrap = "test/distributed/fsdp/test_own.py", "test/distributed/fsdp/test_wrap.py"
+    c10d = "test/distributed/test_c10d.py"
+    made = halves(tmp_path, own, wrap, c10d, related=[wrap])
+    assert select(made, [], every=False) == ((wrap,), "tests that the patches name")
+    assert select(made, [], every=True).files == (own, wrap)
+    assert select(made, ["test_wrap", wrap, "test_wrap.py"], every=False).files == (wrap,)
+    assert select(made, ["test/distributed/"], every=False).files == (own, wrap, c10d)
+    for name in ("test_none", "../etc", "test/distributed/fsdp/test_none.py"):
+        with pytest.raises(UsageError, match="no test file"):
+            select(made, [wrap, name], every=False)
+
+
+def test_a_named_test_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    own, gone = "test/distributed/fsdp/test_own.py", "test/distributed/fsdp/test_gone.py"
+    with pytest.raises(UsageError, match=r"Tests field names .*test_gone.py, which is not there"):
+        select(halves(tmp_path, own, related=[own, gone]), [], every=False)
+    # Without upstream's tests it cannot be there, and the selection says so.
+    chosen = select(halves(tmp_path, own, related=[own, gone], upstream=False), [], every=False)
+    assert chosen == ((own,), "the series' own tests; PyTorch's are not there")
+    with pytest.raises(UsageError, match="name no test that is there"):
+        select(halves(tmp_path, related=[gone]), [], every=False)

@@ -757,8 +757,8 @@ def test(
 
     Results on the stock torch are kept, so that only the half with the series runs again. Shards
     are dealt by how long tests took in runs of all of them; together they are all tests if they are
-    of the same plan, which each result names. Exits with 1 if a test is broken, did not run, or fails and is
-    not known to. With GITHUB_STEP_SUMMARY set, the summary goes there too.
+    of the same plan, which each result names. Exits with 1 if a test is broken, did not run, or
+    fails and is not known to. With GITHUB_STEP_SUMMARY set, the summary goes there too.
     """
     from overlay.upstream import compare, report
     from overlay.upstream.selection import parse_shard
