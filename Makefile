@@ -2,9 +2,12 @@
 PYTHON ?= python3
 ARGS ?=
 BIN := .venv/bin
+# What pip's Chromium needs of the system.
+CHROMIUM_LIBRARIES := libasound2 libegl1 libgbm1 libnss3 libxcomposite1 libxdamage1 libxkbcommon0 \
+	libxkbfile1 libxrandr2 libxtst6
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-upstream dist test-1.13 lint venv clean
+.PHONY: help demo test test-upstream test-html dist test-1.13 lint venv clean
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
@@ -23,6 +26,9 @@ test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
 test-upstream: .venv/.installed ## run some of upstream's tests on 1.13.1, before and after (ARGS="v2.6.0 --all" for others)
 	@set -- $(or $(ARGS),v1.13.1 test_fsdp_mixed_precision test_fsdp_core test_wrap); \
 		$(BIN)/torch-overlay base fetch "$$1" && $(BIN)/torch-overlay test "$$@"
+
+test-html: .venv/.html ## use the HTML report in a headless Chromium (downloads 200 MB)
+	@$(BIN)/python -m pytest test/heavy/test_report_page.py $(ARGS)
 
 dist: .venv/.installed ## build the mails and whole files for every base, under dist/
 	@set -e; for base in $$($(BIN)/python -c 'from overlay.bases import BASES; print(*BASES)'); do \
@@ -48,6 +54,14 @@ clean: ## remove what make built here (fetched torch stays in its cache)
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=22'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,lint]'
+	@touch $@
+
+.venv/.html: .venv/.installed
+	@echo "Installing a Chromium"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[html]'
+	@QT_QPA_PLATFORM=offscreen $(BIN)/python -c 'import PyQt6.QtWebEngineWidgets' || \
+		{ echo "error: Chromium lacks a library of the system; on Debian and Ubuntu: apt-get install" \
+		"$(CHROMIUM_LIBRARIES)" >&2; exit 2; }
 	@touch $@
 
 .venv/.linters: .venv/.installed .lintrunner.toml

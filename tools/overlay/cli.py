@@ -491,6 +491,43 @@ def import_(checkout: Path, revisions: tuple[str, ...], output: Path, as_json: b
 
 
 @main.command()
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="RUN.json...",
+)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["text", "markdown", "short", "html", "junit", "table"]),
+    default="text",
+    show_default=True,
+    help="short is for a pull request's body; table is of all the runs together.",
+)
+def report(files: tuple[Path, ...], form: str) -> None:
+    """Print kept runs of upstream's tests ('torch-overlay test --json') in another form."""
+    from rich.console import Console
+
+    from overlay.errors import UsageError
+    from overlay.upstream import report as reports
+    from overlay.upstream.results import read_run
+
+    runs = [read_run(file) for file in files]
+    if form == "table":
+        click.echo(reports.table(runs), nl=False)
+        return
+    if form in ("html", "junit") and len(runs) > 1:
+        raise UsageError(f"--as {form} is of one run: name one file, not {len(runs)}")
+    for run in runs:
+        if form == "text":
+            reports.terminal(run, Console(highlight=False))
+        else:
+            click.echo(getattr(reports, form)(run), nl=form == "junit")
+
+
+@main.command()
 @json_option
 @click.pass_obj
 def demo(series: Optional[Path], as_json: bool) -> None:
