@@ -7,7 +7,7 @@ CHROMIUM_LIBRARIES := libasound2 libegl1 libgbm1 libnss3 libxcomposite1 libxdama
 	libxkbfile1 libxrandr2 libxtst6
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-html dist test-1.13 lint venv clean
+.PHONY: help demo test test-upstream test-html dist test-1.13 lint venv clean
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
@@ -22,6 +22,10 @@ test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to p
 
 test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
 	@$(BIN)/python -m pytest test/heavy/test_behaviour_1_13.py $(ARGS)
+
+test-upstream: .venv/.installed ## run some of upstream's tests on 1.13.1, before and after (ARGS="v2.6.0 --all" for others)
+	@set -- $(or $(ARGS),v1.13.1 test_fsdp_mixed_precision test_fsdp_core test_wrap); \
+		$(BIN)/torch-overlay base fetch "$$1" && $(BIN)/torch-overlay test "$$@"
 
 test-html: .venv/.html ## use the HTML report in a headless Chromium (downloads 200 MB)
 	@$(BIN)/python -m pytest test/heavy/test_report_page.py $(ARGS)

@@ -94,7 +94,8 @@ def test_a_failure_ends_with_what_its_ranks_printed(forked: Ran) -> None:
 
 def test_spawned_ranks_end_alike(half: Half, forked: Ran) -> None:
     keyword = "test_passes or draws or loses_a_rank_and"
-    spawned = Ran(half, "test_ranks", isolate=True, keyword=keyword).results["test_ranks"]
+    ran = Ran(half, "test_ranks", isolate=True, keyword=keyword, timeout=250)
+    spawned = ran.results["test_ranks"]
     expected = fates(forked.results["test_ranks"])
     assert fates(spawned) == {name: expected[name] for name in fates(spawned)}
     assert len(spawned.outcomes) == 3

@@ -11,7 +11,7 @@ from typing import Any, Optional
 from overlay.bases import Base
 from overlay.series import Series
 from overlay.upstream.compare import Request, outcomes_of, prepare_run
-from overlay.upstream.events import OnEvent, Told
+from overlay.upstream.events import OnEvent, SideStarted
 from overlay.upstream.results import Outcome, Problem
 from overlay.upstream.runner import run_units
 
@@ -91,7 +91,7 @@ def bench_tests(base: Base, series: Series, request: Request, on_event: OnEvent)
     units = [unit for unit in ready.units if (half.tree / unit.file).is_file()]
     measured = []
     for name, isolate in (("forked", False), ("ordinary pytest, spawned ranks", True)):
-        on_event(Told(f"{name}: {len(units)} files"))
+        on_event(SideStarted(name, tuple(unit.file for unit in units), None))
         start = time.monotonic()
         settings = replace(ready.settings, isolate=isolate)
         measured.append((run_units(half, units, settings, on_event), time.monotonic() - start))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from overlay import operations
-from overlay.bases import Base, fetch_runtime, state_of
+from overlay.bases import Base, Fetched, fetch_runtime, state_of
 from overlay.errors import PatchError
 from overlay.export import source_of_base
 from overlay.git import Git
@@ -77,11 +77,12 @@ def prepare(base: Base, series: Series, say: Say) -> Halves:
     folder = store.folder() / base.name
     tree = store.fingerprint_of(changes)
 
-    stock_tree = folder / f"tests-{fetched.commit[:12]}"
+    tests = fetched.commit if fetched.has_tests else "none"
+    stock_tree = folder / f"tests-{tests[:12]}"
     if fetched.has_tests:
-        _build(stock_tree, fetched.commit, lambda at: _export_tests(Path(fetched.folder), at))
+        _build(stock_tree, tests, lambda at: _export_tests(fetched, at))
     else:
-        _build(stock_tree, fetched.commit, lambda at: (at / "test").mkdir())
+        _build(stock_tree, tests, lambda at: (at / "test").mkdir())
 
     def half(count: int, name: str) -> tuple[Half, dict[str, Any]]:
         """The first patches of the series on the runtime and on the tests."""
@@ -91,7 +92,7 @@ def prepare(base: Base, series: Series, say: Say) -> Halves:
             return Half(name, (), stock, stock_tree), stamp
         changed = _changes([step for step in steps if step.patch.name in patches])
         digests = [patch.digest for patch in selected[:count]]
-        key = store.key_of(runtime, fetched.commit, digests, store.fingerprint_of(changed))
+        key = store.key_of(runtime, tests, digests, store.fingerprint_of(changed))
 
         def make(at: Path) -> dict[str, Any]:
             say(f"{base.name}: applying {len(patches)} of {len(selected)} patches to a copy of it")
@@ -130,7 +131,7 @@ def prepare(base: Base, series: Series, say: Say) -> Halves:
         tree=tree,
         torch=stamp["torch"],
         python=stamp["python"],
-        before_key=store.key_of(runtime, fetched.commit, before.patches, before.tree.name),
+        before_key=store.key_of(runtime, tests, before.patches, before.tree.name),
     )
 
 
@@ -173,13 +174,12 @@ def _build(folder: Path, key: str, make: Callable[[Path], Any]) -> dict[str, Any
         return value
 
 
-def _export_tests(repository: Path, folder: Path) -> None:
+def _export_tests(source: Fetched, folder: Path) -> None:
     """The base's tests as they are in its commit, without the ``torch/`` beside them."""
-    git = Git(repository)
-    commit = json.loads((repository / ".git" / "torch-overlay-base.json").read_text())["commit"]
-    names = git.run("ls-tree", "--name-only", "-z", commit).split(b"\0")
+    git = Git(Path(source.folder))
+    names = git.run("ls-tree", "--name-only", "-z", source.commit).split(b"\0")
     paths = [name for name in ("test", "pytest.ini") if name.encode() in names]
-    archive = git.run("archive", "--format=tar", commit, *paths)
+    archive = git.run("archive", "--format=tar", source.commit, *paths)
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
             if member.isfile():

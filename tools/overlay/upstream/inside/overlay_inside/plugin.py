@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import io
 import json
 import os
@@ -96,6 +97,9 @@ class Reporter:
             self._send("threads")
             return True
         processes.adopt_orphans()
+        # What is there now stays, so that no fork has to look at it, and thereby copy it.
+        gc.collect()
+        gc.freeze()
         for item in session.items:
             self._run_in_fork(item)
         return True
