@@ -4,7 +4,7 @@ ARGS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test dist test-1.13 lint venv clean
+.PHONY: help demo test dist test-1.13 test-standin lint venv clean
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
@@ -19,6 +19,9 @@ test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to p
 
 test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
 	@$(BIN)/python -m pytest test/heavy/test_behaviour_1_13.py $(ARGS)
+
+test-standin: .venv/.installed ## break FSDP on purpose: upstream's tests must notice (downloads 3 GB)
+	@$(BIN)/python -m pytest test/heavy/test_standin_faults.py $(ARGS)
 
 dist: .venv/.installed ## build the mails and whole files for every base, under dist/
 	@set -e; for base in $$($(BIN)/python -c 'from overlay.bases import BASES; print(*BASES)'); do \

@@ -38,7 +38,7 @@ _groups = []  # C++ that holds one alone would give it back as one of gloo's
 
 
 def _also_for_cpu(make):
-    """In 2.x a group has a backend for each kind of device; our CUDA tensors look like the CPU's."""
+    """In 2.x a group has a backend for each device; our CUDA tensors look like the CPU's."""
 
     @functools.wraps(make)
     def wrapper(*args, **kwargs):
@@ -63,7 +63,7 @@ def _is_nccl(group):
 
 
 def _on_cuda_where_nccl(own):
-    """A choice of a device for a group that does not see the backend that ``_also_for_cpu`` adds."""
+    """Choose a group's device without the backend that ``_also_for_cpu`` adds."""
 
     @functools.wraps(own)
     def wrapper(group=None):

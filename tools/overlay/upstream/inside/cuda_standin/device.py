@@ -42,7 +42,7 @@ def index(device):
         return current()
     if device >= _count:
         raise RuntimeError(
-            "CUDA error: invalid device ordinal (the stand-in has %d devices)" % _count
+            f"CUDA error: invalid device ordinal (the stand-in has {_count} devices)"
         )
     return device
 

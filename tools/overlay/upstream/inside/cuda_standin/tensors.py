@@ -145,11 +145,10 @@ def _numpy(self, *args, **kwargs):
     return _own_numpy(self, *args, **kwargs)
 
 
-def _array(self, dtype=None, *args, **kwargs):
-    _numpy_of = self if dtype is None else self
-    if device_of(_numpy_of).type == "cuda":
-        _numpy(self)
-    return _own_array(self, dtype, *args, **kwargs) if dtype is not None else _own_array(self)
+def _array(self, *args, **kwargs):
+    if device_of(self).type == "cuda":
+        _numpy(self)  # refuses
+    return _own_array(self, *args, **kwargs)
 
 
 def _type(self, dtype=None, non_blocking=False, **kwargs):
