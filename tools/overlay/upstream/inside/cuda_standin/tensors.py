@@ -283,8 +283,7 @@ def _from_data(own):
             if requires_grad:
                 options["requires_grad"] = True
             return own(*args, **options, **kwargs)
-        options = {"device": _cpu} if own.__name__ != "as_tensor" else {}
-        made = own(*args, **options, **kwargs).to(device)
+        made = own(*args, device=_cpu, **kwargs).to(device)
         return made.requires_grad_() if requires_grad else made
 
     return make
