@@ -1,8 +1,10 @@
 """What Python sees of where a tensor is, and how it is moved."""
 
+import contextlib
 import functools
 
 import torch
+from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from cuda_standin import beneath
 from cuda_standin import device as cuda
@@ -264,6 +266,13 @@ def _like(own):
     return make
 
 
+def _construct(cls, *args, **kwargs):
+    """``torch.Tensor(...)``, which in old torch cannot take what a mode has handled."""
+    is_watched = torch._C._len_torch_dispatch_stack() > 0
+    with _pop_mode_temporarily() if is_watched else contextlib.nullcontext():
+        return _base.__new__(cls, *args, **kwargs)
+
+
 _LIKE = "empty_like zeros_like ones_like full_like rand_like randn_like randint_like"
 _NEW = "new_empty new_zeros new_ones new_full new_empty_strided"
 
@@ -360,6 +369,8 @@ def install():
     for name in _NEW.split():
         if hasattr(tensor, name):
             setattr(tensor, name, _like(getattr(tensor, name)))
+    if hasattr(torch._C, "_set_torch_dispatch_mode"):
+        tensor.__new__ = staticmethod(_construct)
     tensor.record_stream = lambda self, stream: None
     _Storage.device = property(_storage_device)
     _Storage.is_cuda = property(lambda self: self.device.type == "cuda")
