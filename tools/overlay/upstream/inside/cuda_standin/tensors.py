@@ -241,11 +241,19 @@ def _resize_storage(self, size):
     return result
 
 
+def _context_device():
+    """The device of the ``with torch.device(...)`` block around, which 1.13 does not know."""
+    modes = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
+    return next((mode.device for mode in modes if type(mode).__name__ == "DeviceContext"), None)
+
+
 def _like(own):
     """Below the Python API, no device given and the CPU given look the same."""
 
     @functools.wraps(own)
     def make(self, *args, device=None, **kwargs):
+        if device is None and not own.__name__.startswith("new_"):
+            device = _context_device()
         if not isinstance(self, torch.Tensor) or not _is_ours(self):
             if device is not None:
                 kwargs["device"] = device
@@ -275,21 +283,41 @@ def _from_data(own):
     def make(*args, device=None, requires_grad=False, **kwargs):
         if device is None:
             # ``new_tensor`` goes to where its tensor is.
-            first = args[0] if args and own.__name__ == "new_tensor" else None
-            device = None if first is None else device_of(first)
+            is_new = own.__name__ == "new_tensor"
+            device = device_of(args[0]) if is_new else _context_device()
         device = None if device is None else as_device(device)
+        if device is not None and own.__name__.startswith("as") and isinstance(args[0], torch.Tensor):
+            args = (args[0].to(device), *args[1:])
         if device is None or device.type != "cuda":
             options = {} if device is None else {"device": device}
             if requires_grad:
                 options["requires_grad"] = True
             return own(*args, **options, **kwargs)
-        options = {"device": _cpu} if own.__name__ != "as_tensor" else {}
-        made = own(*args, **options, **kwargs).to(device)
+        made = own(*args, device=_cpu, **kwargs).to(device)
         return made.requires_grad_() if requires_grad else made
 
     return make
 
 
+def _on_number(own):
+    """Later torch asks the driver which kind of device a number alone names."""
+
+    @functools.wraps(own)
+    def make(*args, device=None, **kwargs):
+        if device is not None:
+            kwargs["device"] = as_device(device)
+        return own(*args, **kwargs)
+
+    return make
+
+
+def _parse_to(*args, **kwargs):
+    if args and isinstance(args[0], int):
+        args = (as_device(args[0]), *args[1:])
+    return _own_parse_to(*args, **kwargs)
+
+
+_own_parse_to = torch._C._nn._parse_to
 _Storage = torch.UntypedStorage if hasattr(torch, "UntypedStorage") else torch._UntypedStorage
 _own_new_storage = _Storage.__new__
 _own_resize_storage = _Storage.resize_
@@ -326,6 +354,13 @@ def install():
     tensor.__array__ = _array
     tensor.share_memory_ = _share_memory
     tensor.new_tensor = _from_data(tensor.new_tensor)
+    if hasattr(torch._C, "_get_accelerator"):
+        from torch.utils._device import _device_constructors
+
+        for maker in _device_constructors():
+            if getattr(torch, maker.__name__, None) is maker:
+                setattr(torch, maker.__name__, _on_number(maker))
+        torch._C._nn._parse_to = _parse_to
     for name in ("tensor", "as_tensor", "asarray"):
         setattr(torch, name, _from_data(getattr(torch, name)))
     for name in _LIKE.split():
