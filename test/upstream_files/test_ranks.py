@@ -36,9 +36,9 @@ class TestRanks(MultiProcessTestCase):
     def test_fails_in_one_rank(self):
         self.start()
         print(f"rank {self.rank} prints this")
+        dist.barrier()
         if self.rank == 1:
             self.assertEqual(1, 2)
-        dist.barrier()
 
     def test_is_skipped_in_its_ranks(self):
         sys.exit(TEST_SKIPS["small_worldsize"].exit_code)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,21 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 class _Group(click.Group):
     """A group whose errors are one clear line, then details, with the error's exit code."""
 
+    _command: Optional[str] = None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        finally:
+            self._command = ctx.invoked_subcommand
+
+    def _prints_json(self) -> bool:
+        """Whether standard output is for JSON; 'test' can write it to a file instead."""
+        if "--json" not in sys.argv:
+            return False
+        after = sys.argv[sys.argv.index("--json") + 1 :]
+        return self._command != "test" or after[:1] == ["-"]
+
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:
             super().main(*args, **{**kwargs, "standalone_mode": False})
@@ -60,7 +76,7 @@ class _Group(click.Group):
             sys.exit(2)
         except OverlayError as error:
             _fail(error.message, error.details)
-            if "--json" in sys.argv:
+            if self._prints_json():
                 _print_json({"error": error.message, "details": list(error.details)})
             sys.exit(error.exit_code)
         except BrokenPipeError:
@@ -537,9 +553,9 @@ def _base_and_files(names: Sequence[str], every: bool, related: bool) -> tuple[B
     from overlay.bases import DEFAULT_BASE, find_base
     from overlay.errors import UsageError
 
-    is_base = bool(names) and "/" not in names[0] and not names[0].endswith(".py")
-    base = find_base(names[0] if is_base else DEFAULT_BASE)
-    files = list(names[1:] if is_base else names)
+    has_base = bool(names) and not re.match(r"test|.*/|.*\.py$", names[0])
+    base = find_base(names[0] if has_base else DEFAULT_BASE)
+    files = list(names[1:] if has_base else names)
     if [bool(files), every, related].count(True) > 1:
         raise UsageError("files, --all and --related are three ways to choose tests: use one")
     return base, files
@@ -740,8 +756,8 @@ def test(
     tests run, and their ranks are forked from one process instead of spawned.
 
     Results on the stock torch are kept, so that only the half with the series runs again. Shards
-    are dealt by how long tests took before; together they are all tests if they are of the same
-    plan, which each result names. Exits with 1 if a test is broken, did not run, or fails and is
+    are dealt by how long tests took in runs of all of them; together they are all tests if they are
+    of the same plan, which each result names. Exits with 1 if a test is broken, did not run, or fails and is
     not known to. With GITHUB_STEP_SUMMARY set, the summary goes there too.
     """
     from overlay.upstream import compare, report

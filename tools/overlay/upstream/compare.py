@@ -71,6 +71,8 @@ class Prepared:
     device: str
     """As in ``Run.device``."""
     durations: store.Durations
+    keeps_durations: bool
+    """Not in a shard: it would change how the next one is dealt."""
 
     @property
     def kind(self) -> str:
@@ -97,7 +99,7 @@ def prepare_run(base: Base, series: Series, request: Request, on_event: OnEvent)
         words += f", shard {number}/{count} of plan {selection.plan_name(shares)}"
         if not units:
             raise UsageError(f"shard {number}/{count} is empty: there are fewer files than shards")
-    return Prepared(halves, units, words, settings, device, durations)
+    return Prepared(halves, units, words, settings, device, durations, request.shard is None)
 
 
 def _device(halves: Halves, request: Request, on_event: OnEvent) -> tuple[Settings, str]:
@@ -223,7 +225,8 @@ def _run_side(
     start = time.monotonic()
     ran = run_units(half, todo, ready.settings, on_event) if todo else {}
     seconds = time.monotonic() - start if todo else 0.0
-    ready.durations.keep(outcome for result in ran.values() for outcome in result.outcomes)
+    if ready.keeps_durations:
+        ready.durations.keep(outcome for result in ran.values() for outcome in result.outcomes)
     results = {unit: kept[unit] if unit in kept else ran[unit] for unit in units}
     side = Side(
         name=half.name,
