@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuda_standin import beneath, kernels
 from cuda_standin import device as cuda
 from cuda_standin.marks import ON_CUDA, PINNED, index_of, storage_of
-from cuda_standin.tensors import as_device, cuda_device
+from cuda_standin.tensors import as_device, cuda_device, is_wrapper
 
 _CPU = torch.device("cpu")
 # These take tensors of several devices on CUDA, too.
@@ -32,6 +32,13 @@ _MIXING = {
 }
 
 
+# Torch keeps the modes of its compiler and of fake tensors below all others; 1.13 has none.
+_modes_below = getattr(torch._C, "_len_torch_dispatch_stack", int)
+
+
+_CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+
 class _Traits:
     """What is to be known of an operation, looked up once."""
 
@@ -47,6 +54,8 @@ class _Traits:
         self.any_fresh = any(self.fresh)
         first = schema.arguments[0].alias_info if schema.arguments else None
         self.writes_first = first is not None and first.is_write
+        path = ".".join(filter(None, (self.name, schema.overload_name))).replace("::", "/")
+        self.is_python = f"{path}/CPU" in getattr(torch.library, "_impls", ())
         self.kernel = kernels.OWN.get(self.name)
 
 
@@ -75,8 +84,10 @@ class StandIn(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if _modes_below():
+            return func(*args, **kwargs)  # for tensors without storage, which know their device
         for kind in types:
-            if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+            if is_wrapper(kind):
                 return NotImplemented  # A wrapper's own handler, whose operations come here again.
         traits = _traits_of(func)
         tensors = kernels.tensors_in(args, kwargs)
@@ -98,7 +109,10 @@ class StandIn(TorchDispatchMode):
             kwargs = {**kwargs, "pin_memory": False}
         if where is not None and traits.has_generator and kwargs.get("generator") is None:
             kwargs = {**kwargs, "generator": cuda.generator(where)}
-        if traits.kernel is not None:
+        if traits.is_python:
+            with self:  # for the kernel's own operations
+                result = func.redispatch(_CPU_KEY, *args, **kwargs)
+        elif traits.kernel is not None:
             result = traits.kernel(func, args, kwargs, where)
         elif where is not None and traits.draws_from_default:
             with cuda.drawing_from(where):

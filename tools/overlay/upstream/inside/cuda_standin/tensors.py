@@ -29,8 +29,17 @@ def device_of(tensor):
     own = _own_device(tensor)
     if own.type != "cpu":
         return own
+    if is_wrapper(type(tensor)):
+        # Later DTensor is made by C++, by the device that this sees of the tensor in it.
+        inner = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+        return device_of(getattr(tensor, inner[0])) if inner else own
     index = index_of(tensor)
     return own if index is None else cuda_device(index)
+
+
+def is_wrapper(kind):
+    """Whether tensors of a class handle operations themselves, on tensors that they hold."""
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def as_device(device):
@@ -43,7 +52,9 @@ def as_device(device):
 
 def _is_ours(tensor):
     """Whether it lies in ordinary memory; wrappers (DTensor, fake tensors) see to themselves."""
-    return _own_device(tensor).type == "cpu" and storage_of(tensor) is not None
+    if is_wrapper(type(tensor)) or _own_device(tensor).type != "cpu":
+        return False
+    return storage_of(tensor) is not None
 
 
 class _Move(torch.autograd.Function):
