@@ -180,6 +180,8 @@ def devices_do_not_mix() -> None:
     on("cuda:0", here + torch.tensor(1.0), torch.tensor(2.0) * here, here.clamp(min=1.0))
     refused("same device", lambda: torch.tensor(1.0).add_(here[0, 0]))
     refused("same device", lambda: cpu + here[0, 0])
+    on("cuda:0", here[torch.tensor([0])], here[torch.tensor([True, False])])
+    refused("same device", lambda: cpu[torch.tensor([0], device="cuda")])
     cpu.copy_(here)
     on("cpu", cpu)
 

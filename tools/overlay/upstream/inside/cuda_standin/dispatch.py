@@ -17,11 +17,6 @@ _MIXING = {
     "aten::_copy_from",
     "aten::_copy_from_and_resize",
     "aten::_local_scalar_dense",
-    "aten::index",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-    "aten::_unsafe_index",
     "aten::set_",
     "aten::set",
     "aten::resize_as_",
@@ -31,11 +26,17 @@ _MIXING = {
     "aten::_amp_foreach_non_finite_check_and_unscale_",
 }
 
+# These take indices that are on the CPU.
+_INDEXING = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+}
 
 # Torch keeps the modes of its compiler and of fake tensors below all others; 1.13 has none.
 _modes_below = getattr(torch._C, "_len_torch_dispatch_stack", int)
-
-
 _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
@@ -45,8 +46,8 @@ class _Traits:
     def __init__(self, func):
         schema = func._schema
         self.name = schema.name
-        self.is_aten = self.name.startswith("aten::")
-        self.may_mix = self.name in _MIXING or not self.is_aten
+        self.may_mix = self.name in _MIXING or not self.name.startswith("aten::")
+        self.indexes = self.name in _INDEXING
         self.has_generator = any(a.name == "generator" for a in schema.arguments)
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.draws_from_default = is_random and not self.has_generator
@@ -136,7 +137,7 @@ def _common_device(traits, tensors):
             continue
         if not decided:
             where, decided = index, True
-        elif index != where and not traits.may_mix:
+        elif index != where and not (traits.may_mix or (traits.indexes and index is None)):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"{_name(where)} and {_name(index)}! (when checking arguments of {traits.name})"

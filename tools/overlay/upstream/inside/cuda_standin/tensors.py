@@ -297,7 +297,11 @@ def _from_data(own):
             is_new = own.__name__ == "new_tensor"
             device = device_of(args[0]) if is_new else _context_device()
         device = None if device is None else as_device(device)
-        if device is not None and own.__name__.startswith("as") and isinstance(args[0], torch.Tensor):
+        if (
+            device is not None
+            and own.__name__.startswith("as")
+            and isinstance(args[0], torch.Tensor)
+        ):
             args = (args[0].to(device), *args[1:])
         if device is None or device.type != "cuda":
             options = {} if device is None else {"device": device}
