@@ -1,6 +1,7 @@
 """``torch.cuda``: devices, memory figures, random numbers."""
 
 import contextlib
+import sys
 import threading
 import types
 
@@ -340,6 +341,9 @@ def install(devices):
                 "_accelerator_synchronizeDevice": streams.synchronize,
             }
         )
+    fake_tensors = sys.modules.get("torch._subclasses.fake_tensor")
+    if hasattr(fake_tensors, "init_gpu_context"):
+        fake_tensors.init_gpu_context = nothing
     for name, value in below.items():
         setattr(torch._C, name, _named(value, name))
     torch.version.cuda = torch.version.cuda or "11.8"

@@ -30,11 +30,17 @@ def device_of(tensor):
     if own.type != "cpu":
         return own
     if is_wrapper(type(tensor)):
-        # Later DTensor is made by C++, by the device that this sees of the tensor in it.
         inner = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
         return device_of(getattr(tensor, inner[0])) if inner else own
     index = index_of(tensor)
     return own if index is None else cuda_device(index)
+
+
+def _make_wrapper(kind, *args, device=None, **kwargs):
+    """A wrapper looks like the CPU's to C++, too: autograd asks the driver for a stream, else."""
+    if hasattr(kind, "__tensor_flatten__") and device is not None:
+        device = _cpu if torch.device(device).type == "cuda" else device
+    return _own_make_wrapper(kind, *args, device=device, **kwargs)
 
 
 def is_wrapper(kind):
@@ -51,10 +57,15 @@ def as_device(device):
 
 
 def _is_ours(tensor):
-    """Whether it lies in ordinary memory; wrappers (DTensor, fake tensors) see to themselves."""
+    """Whether it lies in ordinary memory itself, as wrappers (DTensor, fake tensors) do not."""
     if is_wrapper(type(tensor)) or _own_device(tensor).type != "cpu":
         return False
     return storage_of(tensor) is not None
+
+
+def _is_movable(tensor):
+    """Whether it lies in ordinary memory, or what it wraps does."""
+    return hasattr(tensor, "__tensor_flatten__") or _is_ours(tensor)
 
 
 class _Move(torch.autograd.Function):
@@ -78,16 +89,14 @@ def _copied(tensor, options):
 
 
 def _to(self, *args, **kwargs):
-    if not _is_ours(self):
-        return _own_to(self, *args, **kwargs)
     options = _options(args, dict(kwargs))
     device, copy = options.pop("device"), options.pop("copy")
     now = device_of(self)
     target = now if device is None else as_device(device)
     if target == now:
         return _own_to(self, copy=copy, **options)
-    if target.type not in ("cuda", "cpu"):
-        return _own_to(self, device=target, **options)
+    if target.type not in ("cuda", "cpu") or not _is_movable(self):
+        return _own_to(self, device=target, copy=copy, **options)
     options.setdefault("dtype", self.dtype)
     options["device"] = target
     if torch.is_grad_enabled() and self.requires_grad and options["dtype"].is_floating_point:
@@ -120,9 +129,6 @@ def _options(args, options):
 
 
 def _cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_format):
-    if not _is_ours(self):
-        # A wrapper goes to the device by the way that its own class knows.
-        return _own_to(self, cuda_device(cuda.index(device)))
     return self.to(
         cuda_device(cuda.index(device)), non_blocking=non_blocking, memory_format=memory_format
     )
@@ -332,6 +338,7 @@ def _parse_to(*args, **kwargs):
     return _own_parse_to(*args, **kwargs)
 
 
+_own_make_wrapper = torch.Tensor._make_wrapper_subclass
 _own_parse_to = torch._C._nn._parse_to
 _Storage = torch.UntypedStorage if hasattr(torch, "UntypedStorage") else torch._UntypedStorage
 _own_new_storage = _Storage.__new__
@@ -347,6 +354,16 @@ class _Getter(property):
     """A property that torch's compiler takes for one of its own."""
 
     __objclass__ = _base
+
+
+def _replace(name, wrap):
+    """Put a wrapper in the place of a function of torch, for TorchScript, too."""
+    own = getattr(torch, name)
+    wrapper = wrap(own)
+    operation = torch.jit._builtins._find_builtin(own)
+    if operation is not None:
+        torch.jit._builtins._register_builtin(wrapper, operation)
+    setattr(torch, name, wrapper)
 
 
 def install():
@@ -374,17 +391,18 @@ def install():
 
         for maker in _device_constructors():
             if getattr(torch, maker.__name__, None) is maker:
-                setattr(torch, maker.__name__, _on_number(maker))
+                _replace(maker.__name__, _on_number)
         torch._C._nn._parse_to = _parse_to
     for name in ("tensor", "as_tensor", "asarray"):
-        setattr(torch, name, _from_data(getattr(torch, name)))
+        _replace(name, _from_data)
     for name in _LIKE.split():
-        setattr(torch, name, _like(getattr(torch, name)))
+        _replace(name, _like)
     for name in _NEW.split():
         if hasattr(tensor, name):
             setattr(tensor, name, _like(getattr(tensor, name)))
     if hasattr(torch._C, "_set_torch_dispatch_mode"):
         tensor.__new__ = staticmethod(_construct)
+    tensor._make_wrapper_subclass = staticmethod(_make_wrapper)
     tensor.record_stream = lambda self, stream: None
     _Storage.device = property(_storage_device)
     _Storage.is_cuda = property(lambda self: self.device.type == "cuda")
