@@ -7,7 +7,7 @@ CHROMIUM_LIBRARIES := libasound2 libegl1 libgbm1 libnss3 libxcomposite1 libxdama
 	libxkbfile1 libxrandr2 libxtst6
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-upstream test-html dist test-1.13 lint venv clean
+.PHONY: help demo test test-upstream test-standin test-html test-1.13 dist lint venv clean
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
@@ -29,6 +29,9 @@ test-upstream: .venv/.installed ## run some of upstream's tests on 1.13.1, befor
 
 test-html: .venv/.html ## use the HTML report in a headless Chromium (downloads 200 MB)
 	@$(BIN)/python -m pytest test/heavy/test_report_page.py $(ARGS)
+
+test-standin: .venv/.installed ## break FSDP on purpose: upstream's tests must notice (downloads 3 GB)
+	@$(BIN)/python -m pytest test/heavy/test_standin_faults.py $(ARGS)
 
 dist: .venv/.installed ## build the mails and whole files for every base, under dist/
 	@set -e; for base in $$($(BIN)/python -c 'from overlay.bases import BASES; print(*BASES)'); do \

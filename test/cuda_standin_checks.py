@@ -81,6 +81,8 @@ def marks_go_with_views_and_copies() -> None:
         torch.zeros_like(x, device="cpu"),
         x.new_zeros(1, device="cpu"),
     )
+    on("cuda:1", torch.Tensor(x))
+    on("cpu", torch.Tensor(2), torch.Tensor([1.0]))
     assert x.is_cuda and not x.is_cpu and x.get_device() == 1
     assert storage_of(x).device == x.device and storage_of(x.cpu()).device.type == "cpu"
 
@@ -178,6 +180,8 @@ def devices_do_not_mix() -> None:
     on("cuda:0", here + torch.tensor(1.0), torch.tensor(2.0) * here, here.clamp(min=1.0))
     refused("same device", lambda: torch.tensor(1.0).add_(here[0, 0]))
     refused("same device", lambda: cpu + here[0, 0])
+    on("cuda:0", here[torch.tensor([0])], here[torch.tensor([True, False])])
+    refused("same device", lambda: cpu[torch.tensor([0], device="cuda")])
     cpu.copy_(here)
     on("cpu", cpu)
 
@@ -202,7 +206,7 @@ def moves_are_copies_unless_it_is_there() -> None:
 @check
 def gradients_are_on_the_devices_of_their_leaves() -> None:
     leaf = torch.ones(4, 3, requires_grad=True)
-    first, second = leaf.cuda().chunk(2)  # nothing comes back for the second
+    first, _ = leaf.cuda().chunk(2)  # nothing comes back for the other
     first.sum().backward()
     on("cpu", leaf.grad)
     assert leaf.grad.sum() == 6

@@ -25,7 +25,7 @@ def run(python: Path, *arguments: object, devices: int, cwd: Path) -> str:
         command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr * (not done.stdout)
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -36,3 +36,13 @@ def results(stock_python: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.mark.parametrize("name", NAMES)
 def test_holds(results: dict[str, str], name: str) -> None:
     assert results[name] == ""
+
+
+def test_computes_what_the_cpu_does(stock_python: Path, tmp_path: Path) -> None:
+    """Bit for bit, with nested FSDP on two ranks."""
+    training = HERE / "cuda_standin_training.py"
+    plain, standin = (
+        json.loads(run(stock_python, training, devices=devices, cwd=tmp_path)) for devices in (0, 2)
+    )
+    assert (plain["cuda"], standin["cuda"]) == (False, True)
+    assert standin["ranks"] == plain["ranks"]

@@ -5,7 +5,6 @@ It takes the whole of the base v1.13.1, whose torch is a download of three gigab
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator

@@ -77,7 +77,6 @@ def _kernel(operation, rule):
         _set_kernels_used(False)
         try:
             if rule is not None:
-                found = []
                 dtype = rule(tensors_in(args, kwargs))
                 cast = lambda value: value.to(dtype) if _is_cast(value) else value  # noqa: E731
                 args, kwargs = tree_map(cast, args), tree_map(cast, kwargs)

@@ -13,7 +13,6 @@ from torch.autograd import Variable
 
 from cuda_standin.marks import index_of
 
-
 _local = threading.local()
 
 

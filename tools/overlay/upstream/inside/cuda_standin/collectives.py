@@ -38,7 +38,7 @@ _groups = []  # C++ that holds one alone would give it back as one of gloo's
 
 
 def _also_for_cpu(make):
-    """In 2.x a group has a backend for each kind of device; our CUDA tensors look like the CPU's."""
+    """In 2.x a group has a backend for each device; our CUDA tensors look like the CPU's."""
 
     @functools.wraps(make)
     def wrapper(*args, **kwargs):
@@ -63,7 +63,7 @@ def _is_nccl(group):
 
 
 def _on_cuda_where_nccl(own):
-    """A choice of a device for a group that does not see the backend that ``_also_for_cpu`` adds."""
+    """Choose a group's device without the backend that ``_also_for_cpu`` adds."""
 
     @functools.wraps(own)
     def wrapper(group=None):
@@ -221,6 +221,8 @@ def install():
     c10d._NCCL_AVAILABLE = True
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
     c10d._new_process_group_helper = _also_for_cpu(c10d._new_process_group_helper)
+    if not hasattr(torch._C, "_nccl_version_suffix"):
+        torch.cuda.nccl.version = lambda: (2, 0, 0)  # torch was built without it
     for name in ("_get_object_coll_device", "_get_pg_default_device"):
         if hasattr(c10d, name):
             setattr(c10d, name, _on_cuda_where_nccl(getattr(c10d, name)))

@@ -1,6 +1,7 @@
 """``torch.cuda``: devices, memory figures, random numbers."""
 
 import contextlib
+import sys
 import threading
 import types
 
@@ -42,7 +43,7 @@ def index(device):
         return current()
     if device >= _count:
         raise RuntimeError(
-            "CUDA error: invalid device ordinal (the stand-in has %d devices)" % _count
+            f"CUDA error: invalid device ordinal (the stand-in has {_count} devices)"
         )
     return device
 
@@ -312,8 +313,6 @@ def install(devices):
                     module, name, _named(value, name) if module is cuda else getattr(cuda, name)
                 )
     torch.Generator = _Generator
-    if hasattr(torch._C, "_get_accelerator"):
-        torch.device = _Device
     below = {
         "_cuda_isCurrentStreamCapturing": lambda: False,
         "_cuda_getDeviceCount": count,
@@ -325,17 +324,26 @@ def install(devices):
         "_cuda_setStream": streams.set_stream_by_id,
         "_cuda_synchronize": streams.synchronize,
         "_nccl_version": lambda: 2 << 32 | 18 << 16 | 1,
-        "_get_accelerator": lambda check=None: torch.device("cuda"),
-        "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-        "_accelerator_deviceCount": count,
-        "_accelerator_getDeviceIndex": current,
-        "_accelerator_setDeviceIndex": set_current,
-        "_accelerator_exchangeDevice": _exchange_device,
-        "_accelerator_maybeExchangeDevice": _exchange_device,
-        "_accelerator_getStream": streams.current_stream,
-        "_accelerator_setStream": streams.set_stream,
-        "_accelerator_synchronizeDevice": streams.synchronize,
     }
+    if hasattr(torch._C, "_get_accelerator"):
+        torch.device = _Device
+        below.update(
+            {
+                "_get_accelerator": lambda check=None: torch.device("cuda"),
+                "_accelerator_getAccelerator": lambda: torch.device("cuda"),
+                "_accelerator_deviceCount": count,
+                "_accelerator_getDeviceIndex": current,
+                "_accelerator_setDeviceIndex": set_current,
+                "_accelerator_exchangeDevice": _exchange_device,
+                "_accelerator_maybeExchangeDevice": _exchange_device,
+                "_accelerator_getStream": streams.current_stream,
+                "_accelerator_setStream": streams.set_stream,
+                "_accelerator_synchronizeDevice": streams.synchronize,
+            }
+        )
+    fake_tensors = sys.modules.get("torch._subclasses.fake_tensor")
+    if hasattr(fake_tensors, "init_gpu_context"):
+        fake_tensors.init_gpu_context = nothing
     for name, value in below.items():
         setattr(torch._C, name, _named(value, name))
     torch.version.cuda = torch.version.cuda or "11.8"

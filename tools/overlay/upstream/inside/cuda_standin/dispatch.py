@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cuda_standin import beneath, kernels
 from cuda_standin import device as cuda
 from cuda_standin.marks import ON_CUDA, PINNED, index_of, storage_of
-from cuda_standin.tensors import as_device, cuda_device
+from cuda_standin.tensors import as_device, cuda_device, is_wrapper
 
 _CPU = torch.device("cpu")
 # These take tensors of several devices on CUDA, too.
@@ -17,11 +17,6 @@ _MIXING = {
     "aten::_copy_from",
     "aten::_copy_from_and_resize",
     "aten::_local_scalar_dense",
-    "aten::index",
-    "aten::index_put",
-    "aten::index_put_",
-    "aten::_index_put_impl_",
-    "aten::_unsafe_index",
     "aten::set_",
     "aten::set",
     "aten::resize_as_",
@@ -31,6 +26,19 @@ _MIXING = {
     "aten::_amp_foreach_non_finite_check_and_unscale_",
 }
 
+# These take indices that are on the CPU.
+_INDEXING = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+}
+
+# Torch keeps the modes of its compiler and of fake tensors below all others; 1.13 has none.
+_modes_below = getattr(torch._C, "_len_torch_dispatch_stack", int)
+_CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
 
 class _Traits:
     """What is to be known of an operation, looked up once."""
@@ -38,8 +46,8 @@ class _Traits:
     def __init__(self, func):
         schema = func._schema
         self.name = schema.name
-        self.is_aten = self.name.startswith("aten::")
-        self.may_mix = self.name in _MIXING or not self.is_aten
+        self.may_mix = self.name in _MIXING or not self.name.startswith("aten::")
+        self.indexes = self.name in _INDEXING
         self.has_generator = any(a.name == "generator" for a in schema.arguments)
         is_random = torch.Tag.nondeterministic_seeded in func.tags
         self.draws_from_default = is_random and not self.has_generator
@@ -47,6 +55,8 @@ class _Traits:
         self.any_fresh = any(self.fresh)
         first = schema.arguments[0].alias_info if schema.arguments else None
         self.writes_first = first is not None and first.is_write
+        path = ".".join(filter(None, (self.name, schema.overload_name))).replace("::", "/")
+        self.is_python = f"{path}/CPU" in getattr(torch.library, "_impls", ())
         self.kernel = kernels.OWN.get(self.name)
 
 
@@ -75,8 +85,10 @@ class StandIn(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        if _modes_below():
+            return func(*args, **kwargs)  # for tensors without storage, which know their device
         for kind in types:
-            if kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
+            if is_wrapper(kind):
                 return NotImplemented  # A wrapper's own handler, whose operations come here again.
         traits = _traits_of(func)
         tensors = kernels.tensors_in(args, kwargs)
@@ -98,7 +110,10 @@ class StandIn(TorchDispatchMode):
             kwargs = {**kwargs, "pin_memory": False}
         if where is not None and traits.has_generator and kwargs.get("generator") is None:
             kwargs = {**kwargs, "generator": cuda.generator(where)}
-        if traits.kernel is not None:
+        if traits.is_python:
+            with self:  # for the kernel's own operations
+                result = func.redispatch(_CPU_KEY, *args, **kwargs)
+        elif traits.kernel is not None:
             result = traits.kernel(func, args, kwargs, where)
         elif where is not None and traits.draws_from_default:
             with cuda.drawing_from(where):
@@ -122,7 +137,7 @@ def _common_device(traits, tensors):
             continue
         if not decided:
             where, decided = index, True
-        elif index != where and not traits.may_mix:
+        elif index != where and not (traits.may_mix or (traits.indexes and index is None)):
             raise RuntimeError(
                 "Expected all tensors to be on the same device, but found at least two devices, "
                 f"{_name(where)} and {_name(index)}! (when checking arguments of {traits.name})"

@@ -9,12 +9,12 @@ _MIXED_DTYPES = ("batch_norm",)
 
 # Neither the CPU nor CUDA has kernels of low precision for these.
 _NOT_ON_CUDA_EITHER = tuple(
-    f"aten::{name}"
-    for name in (
-        "_cholesky _det _linalg _lu bincount bitwise cholesky gcd geqrf histogram lcm linalg_cholesky"
-        " linalg_det linalg_eig linalg_inv linalg_ldl linalg_lstsq linalg_lu linalg_qr linalg_solve"
-        " linalg_svd lu_ ormqr triangular_solve"
-    ).split()
+    """
+    aten::_cholesky aten::_det aten::_linalg aten::_lu aten::bincount aten::bitwise aten::cholesky
+    aten::gcd aten::geqrf aten::histogram aten::lcm aten::linalg_cholesky aten::linalg_det
+    aten::linalg_eig aten::linalg_inv aten::linalg_ldl aten::linalg_lstsq aten::linalg_lu
+    aten::linalg_qr aten::linalg_solve aten::linalg_svd aten::lu_ aten::ormqr aten::triangular_solve
+    """.split()
 )
 
 
@@ -128,7 +128,7 @@ def _batch_norm_stats(func, args, kwargs, where):
 
 
 def _gather_stats(func, args, kwargs, where):
-    value, mean, invstd, running_mean, running_var, momentum, eps, counts = args
+    _, mean, invstd, running_mean, running_var, momentum, eps, counts = args
     counts = counts.reshape(-1, 1).to(mean.dtype)
     total = counts.sum()
     whole_mean = (mean * counts).sum(0) / total

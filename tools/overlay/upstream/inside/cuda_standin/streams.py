@@ -69,6 +69,9 @@ class Stream:
     def query(self):
         return _times.get(self._key, 0.0) <= _host_seconds()
 
+    def is_capturing(self):
+        return False
+
     def synchronize(self):
         _host_waits_for(_times.get(self._key, 0.0))
 

@@ -1,8 +1,10 @@
 """What Python sees of where a tensor is, and how it is moved."""
 
+import contextlib
 import functools
 
 import torch
+from torch.utils._python_dispatch import _pop_mode_temporarily
 
 from cuda_standin import beneath
 from cuda_standin import device as cuda
@@ -27,8 +29,23 @@ def device_of(tensor):
     own = _own_device(tensor)
     if own.type != "cpu":
         return own
+    if is_wrapper(type(tensor)):
+        inner = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
+        return device_of(getattr(tensor, inner[0])) if inner else own
     index = index_of(tensor)
     return own if index is None else cuda_device(index)
+
+
+def _make_wrapper(kind, *args, device=None, **kwargs):
+    """A wrapper looks like the CPU's to C++, too: autograd asks the driver for a stream, else."""
+    if hasattr(kind, "__tensor_flatten__") and device is not None:
+        device = _cpu if torch.device(device).type == "cuda" else device
+    return _own_make_wrapper(kind, *args, device=device, **kwargs)
+
+
+def is_wrapper(kind):
+    """Whether tensors of a class handle operations themselves, on tensors that they hold."""
+    return kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
 
 
 def as_device(device):
@@ -40,8 +57,15 @@ def as_device(device):
 
 
 def _is_ours(tensor):
-    """Whether it lies in ordinary memory; wrappers (DTensor, fake tensors) see to themselves."""
-    return _own_device(tensor).type == "cpu" and storage_of(tensor) is not None
+    """Whether it lies in ordinary memory itself, as wrappers (DTensor, fake tensors) do not."""
+    if is_wrapper(type(tensor)) or _own_device(tensor).type != "cpu":
+        return False
+    return storage_of(tensor) is not None
+
+
+def _is_movable(tensor):
+    """Whether it lies in ordinary memory, or what it wraps does."""
+    return hasattr(tensor, "__tensor_flatten__") or _is_ours(tensor)
 
 
 class _Move(torch.autograd.Function):
@@ -65,16 +89,14 @@ def _copied(tensor, options):
 
 
 def _to(self, *args, **kwargs):
-    if not _is_ours(self):
-        return _own_to(self, *args, **kwargs)
     options = _options(args, dict(kwargs))
     device, copy = options.pop("device"), options.pop("copy")
     now = device_of(self)
     target = now if device is None else as_device(device)
     if target == now:
         return _own_to(self, copy=copy, **options)
-    if target.type not in ("cuda", "cpu"):
-        return _own_to(self, device=target, **options)
+    if target.type not in ("cuda", "cpu") or not _is_movable(self):
+        return _own_to(self, device=target, copy=copy, **options)
     options.setdefault("dtype", self.dtype)
     options["device"] = target
     if torch.is_grad_enabled() and self.requires_grad and options["dtype"].is_floating_point:
@@ -107,9 +129,6 @@ def _options(args, options):
 
 
 def _cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_format):
-    if not _is_ours(self):
-        # A wrapper goes to the device by the way that its own class knows.
-        return _own_to(self, cuda_device(cuda.index(device)))
     return self.to(
         cuda_device(cuda.index(device)), non_blocking=non_blocking, memory_format=memory_format
     )
@@ -143,11 +162,10 @@ def _numpy(self, *args, **kwargs):
     return _own_numpy(self, *args, **kwargs)
 
 
-def _array(self, dtype=None, *args, **kwargs):
-    _numpy_of = self if dtype is None else self
-    if device_of(_numpy_of).type == "cuda":
-        _numpy(self)
-    return _own_array(self, dtype, *args, **kwargs) if dtype is not None else _own_array(self)
+def _array(self, *args, **kwargs):
+    if device_of(self).type == "cuda":
+        _numpy(self)  # refuses
+    return _own_array(self, *args, **kwargs)
 
 
 def _type(self, dtype=None, non_blocking=False, **kwargs):
@@ -240,11 +258,19 @@ def _resize_storage(self, size):
     return result
 
 
+def _context_device():
+    """The device of the ``with torch.device(...)`` block around, which 1.13 does not know."""
+    modes = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
+    return next((mode.device for mode in modes if type(mode).__name__ == "DeviceContext"), None)
+
+
 def _like(own):
     """Below the Python API, no device given and the CPU given look the same."""
 
     @functools.wraps(own)
     def make(self, *args, device=None, **kwargs):
+        if device is None and not own.__name__.startswith("new_"):
+            device = _context_device()
         if not isinstance(self, torch.Tensor) or not _is_ours(self):
             if device is not None:
                 kwargs["device"] = device
@@ -254,6 +280,13 @@ def _like(own):
             return own(self, *args, device=device, **kwargs)
 
     return make
+
+
+def _construct(cls, *args, **kwargs):
+    """``torch.Tensor(...)``, which in old torch cannot take what a mode has handled."""
+    is_watched = torch._C._len_torch_dispatch_stack() > 0
+    with _pop_mode_temporarily() if is_watched else contextlib.nullcontext():
+        return _base.__new__(cls, *args, **kwargs)
 
 
 _LIKE = "empty_like zeros_like ones_like full_like rand_like randn_like randint_like"
@@ -267,21 +300,46 @@ def _from_data(own):
     def make(*args, device=None, requires_grad=False, **kwargs):
         if device is None:
             # ``new_tensor`` goes to where its tensor is.
-            first = args[0] if args and own.__name__ == "new_tensor" else None
-            device = None if first is None else device_of(first)
+            is_new = own.__name__ == "new_tensor"
+            device = device_of(args[0]) if is_new else _context_device()
         device = None if device is None else as_device(device)
+        if (
+            device is not None
+            and own.__name__.startswith("as")
+            and isinstance(args[0], torch.Tensor)
+        ):
+            args = (args[0].to(device), *args[1:])
         if device is None or device.type != "cuda":
             options = {} if device is None else {"device": device}
             if requires_grad:
                 options["requires_grad"] = True
             return own(*args, **options, **kwargs)
-        options = {"device": _cpu} if own.__name__ != "as_tensor" else {}
-        made = own(*args, **options, **kwargs).to(device)
+        made = own(*args, device=_cpu, **kwargs).to(device)
         return made.requires_grad_() if requires_grad else made
 
     return make
 
 
+def _on_number(own):
+    """Later torch asks the driver which kind of device a number alone names."""
+
+    @functools.wraps(own)
+    def make(*args, device=None, **kwargs):
+        if device is not None:
+            kwargs["device"] = as_device(device)
+        return own(*args, **kwargs)
+
+    return make
+
+
+def _parse_to(*args, **kwargs):
+    if args and isinstance(args[0], int):
+        args = (as_device(args[0]), *args[1:])
+    return _own_parse_to(*args, **kwargs)
+
+
+_own_make_wrapper = torch.Tensor._make_wrapper_subclass
+_own_parse_to = torch._C._nn._parse_to
 _Storage = torch.UntypedStorage if hasattr(torch, "UntypedStorage") else torch._UntypedStorage
 _own_new_storage = _Storage.__new__
 _own_resize_storage = _Storage.resize_
@@ -296,6 +354,16 @@ class _Getter(property):
     """A property that torch's compiler takes for one of its own."""
 
     __objclass__ = _base
+
+
+def _replace(name, wrap):
+    """Put a wrapper in the place of a function of torch, for TorchScript, too."""
+    own = getattr(torch, name)
+    wrapper = wrap(own)
+    operation = torch.jit._builtins._find_builtin(own)
+    if operation is not None:
+        torch.jit._builtins._register_builtin(wrapper, operation)
+    setattr(torch, name, wrapper)
 
 
 def install():
@@ -318,13 +386,23 @@ def install():
     tensor.__array__ = _array
     tensor.share_memory_ = _share_memory
     tensor.new_tensor = _from_data(tensor.new_tensor)
+    if hasattr(torch._C, "_get_accelerator"):
+        from torch.utils._device import _device_constructors
+
+        for maker in _device_constructors():
+            if getattr(torch, maker.__name__, None) is maker:
+                _replace(maker.__name__, _on_number)
+        torch._C._nn._parse_to = _parse_to
     for name in ("tensor", "as_tensor", "asarray"):
-        setattr(torch, name, _from_data(getattr(torch, name)))
+        _replace(name, _from_data)
     for name in _LIKE.split():
-        setattr(torch, name, _like(getattr(torch, name)))
+        _replace(name, _like)
     for name in _NEW.split():
         if hasattr(tensor, name):
             setattr(tensor, name, _like(getattr(tensor, name)))
+    if hasattr(torch._C, "_set_torch_dispatch_mode"):
+        tensor.__new__ = staticmethod(_construct)
+    tensor._make_wrapper_subclass = staticmethod(_make_wrapper)
     tensor.record_stream = lambda self, stream: None
     _Storage.device = property(_storage_device)
     _Storage.is_cuda = property(lambda self: self.device.type == "cuda")
