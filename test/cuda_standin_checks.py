@@ -307,32 +307,24 @@ def streams_keep_a_virtual_time() -> None:
 
 @check
 def only_a_missing_kernel_is_computed_in_float32() -> None:
-    library = torch.library.Library("standin_checks", "DEF")
-    library.define("half(Tensor a, Tensor b) -> Tensor")
-    library.define("broken(Tensor a) -> Tensor")
-    calls = []
-
-    def half(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        calls.append(a.dtype)
-        if torch.float16 in (a.dtype, b.dtype):
-            raise RuntimeError("\"half_cpu\" not implemented for 'Half'")
-        return a + b
-
-    def broken(a: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("mat1 and mat2 must have the same dtype")
-
-    library.impl("half", half, "CPU")
-    library.impl("broken", broken, "CPU")
-    operations = torch.ops.standin_checks
-    x = torch.ones(2, device="cuda").half()
+    x = torch.randn(1, 1, 2, 4, 4).half()
+    # None of the torches here has it for the CPU, and CUDA has it.
+    refused("not implemented for 'Half'", lambda: nn.functional.avg_pool3d(x, 2))
     for _ in range(2):
-        result = operations.half(x, x)
-        assert result.dtype == torch.float16 and result.tolist() == [2, 2]
-    assert calls == [torch.float16, torch.float32, torch.float32], calls
-    refused("expected scalar type Half but found Float", lambda: operations.half(x, x.float()))
-    refused("must have the same dtype", lambda: operations.broken(x))
+        leaf = x.cuda().requires_grad_()
+        pooled = nn.functional.avg_pool3d(leaf, 2)
+        on("cuda:0", pooled)
+        assert torch.equal(pooled.cpu(), nn.functional.avg_pool3d(x.float(), 2).half())
+        pooled.sum().backward()
+        assert torch.equal(leaf.grad.cpu(), torch.full_like(x, 0.125))
+    scores, target = torch.randn(2, 3, device="cuda").half(), torch.tensor([0, 1], device="cuda")
+    loss = nn.functional.multi_margin_loss
+    assert loss(scores, target).dtype == torch.float16
+    weight = torch.ones(3, device="cuda")
+    refused("scalar type Half but found Float", lambda: loss(scores, target, weight=weight))
     # CUDA has none either.
-    refused("not implemented for 'Half'", lambda: x.bitwise_and(x))
+    refused("not implemented for 'Half'", lambda: scores.bitwise_and(scores))
+    refused("not implemented for 'Half'", lambda: torch.pdist(scores))
 
 
 @check

@@ -37,6 +37,7 @@ _INDEXING = {
 
 # Torch keeps the modes of its compiler and of fake tensors below all others; 1.13 has none.
 _modes_below = getattr(torch._C, "_len_torch_dispatch_stack", int)
+_can_redispatch = hasattr(torch._ops.OpOverload, "redispatch")
 _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
@@ -56,7 +57,7 @@ class _Traits:
         first = schema.arguments[0].alias_info if schema.arguments else None
         self.writes_first = first is not None and first.is_write
         path = ".".join(filter(None, (self.name, schema.overload_name))).replace("::", "/")
-        self.is_python = f"{path}/CPU" in getattr(torch.library, "_impls", ())
+        self.is_python = _can_redispatch and f"{path}/CPU" in torch.library._impls
         self.kernel = kernels.OWN.get(self.name)
 
 
@@ -115,7 +116,9 @@ class StandIn(TorchDispatchMode):
                 result = func.redispatch(_CPU_KEY, *args, **kwargs)
         elif traits.kernel is not None:
             result = traits.kernel(func, args, kwargs, where)
-        elif where is not None and traits.draws_from_default:
+        elif where is None:
+            result = func(*args, **kwargs)
+        elif traits.draws_from_default:
             with cuda.drawing_from(where):
                 result = kernels.run(func, args, kwargs, tensors)
         else:

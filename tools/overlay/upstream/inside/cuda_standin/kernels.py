@@ -10,7 +10,8 @@ _MIXED_DTYPES = ("batch_norm",)
 # Neither the CPU nor CUDA has kernels of low precision for these.
 _NOT_ON_CUDA_EITHER = tuple(
     """
-    aten::_cholesky aten::_det aten::_linalg aten::_lu aten::bincount aten::bitwise aten::cholesky
+    aten::_cdist aten::_cholesky aten::_ctc_loss aten::_det aten::_linalg aten::_lu aten::_pdist
+    aten::bincount aten::bitwise aten::cholesky aten::special_bessel aten::special_zeta
     aten::gcd aten::geqrf aten::histogram aten::lcm aten::linalg_cholesky aten::linalg_det
     aten::linalg_eig aten::linalg_inv aten::linalg_ldl aten::linalg_lstsq aten::linalg_lu
     aten::linalg_qr aten::linalg_solve aten::linalg_svd aten::lu_ aten::ormqr aten::triangular_solve
@@ -39,7 +40,7 @@ for _norm in (torch.ops.aten.norm, torch.ops.aten.linalg_vector_norm):
 
 
 def run(func, args, kwargs, tensors):
-    """Compute by the CPU's kernel; in float32 where it lacks this low precision."""
+    """Compute for CUDA by the CPU's kernel; in float32 where it lacks this low precision."""
     found = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     low = next(iter(found)) if len(found) == 1 else None
     if (func, low) not in _lacks:
@@ -112,9 +113,11 @@ def _in_float32(func, args, kwargs, low, keeps_float32):
 
 def _of_one_dtype(func, args, kwargs, where):
     """The CPU takes float32 weights with a low-precision input; CUDA does not."""
+    if where is None:
+        return func(*args, **kwargs)
     tensors = tensors_in(args, kwargs)
     found = {tensor.dtype for tensor in tensors}
-    if where is not None and len(found) > 1:
+    if len(found) > 1:
         raise _mixed_dtypes(found)
     return run(func, args, kwargs, tensors)
 
