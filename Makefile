@@ -20,8 +20,8 @@ test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to p
 test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
 	@$(BIN)/python -m pytest test/heavy/test_behaviour_1_13.py $(ARGS)
 
-test-standin: .venv/.installed ## break FSDP on purpose: upstream's tests must notice (downloads 3 GB)
-	@$(BIN)/python -m pytest test/heavy/test_standin_faults.py $(ARGS)
+test-standin: .venv/.installed ## see that the CUDA stand-in is exact and hides no faults (downloads 6 GB)
+	@$(BIN)/python -m pytest test/heavy/test_standin_exact.py test/heavy/test_standin_faults.py $(ARGS)
 
 dist: .venv/.installed ## build the mails and whole files for every base, under dist/
 	@set -e; for base in $$($(BIN)/python -c 'from overlay.bases import BASES; print(*BASES)'); do \
