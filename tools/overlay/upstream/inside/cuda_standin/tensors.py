@@ -271,11 +271,13 @@ def _like(own):
     def make(self, *args, device=None, **kwargs):
         if device is None and not own.__name__.startswith("new_"):
             device = _context_device()
+        if device is not None:
+            device = as_device(device)
         if not isinstance(self, torch.Tensor) or not _is_ours(self):
             if device is not None:
                 kwargs["device"] = device
             return own(self, *args, **kwargs)
-        device = device_of(self) if device is None else as_device(device)
+        device = device or device_of(self)
         with cuda.device_is_explicit():
             return own(self, *args, device=device, **kwargs)
 
