@@ -13,11 +13,19 @@ from hypothesis import strategies as st
 
 from overlay.bases import find_base
 from overlay.errors import UsageError
-from overlay.upstream import known, store
+from overlay.upstream import compare, known, store
+from overlay.upstream.compare import Request
 from overlay.upstream.halves import Halves
 from overlay.upstream.results import Outcome, Problem, Run, Side, Status
-from overlay.upstream.runner import Half, Unit, UnitResult
-from overlay.upstream.selection import parse_shard, plan_name, plan_shards, select, weights
+from overlay.upstream.runner import Half, Unit, UnitResult, UpstreamTestsError
+from overlay.upstream.selection import (
+    needing_several_devices,
+    parse_shard,
+    plan_name,
+    plan_shards,
+    select,
+    weights,
+)
 
 FILES = [f"test/test_{name}.py" for name in "abcdefgh"]
 WEIGHTS = st.dictionaries(st.sampled_from(FILES), st.floats(0.1, 1000), min_size=1)
@@ -49,6 +57,24 @@ def test_a_file_that_dominates_is_split() -> None:
         plan_shards({"test/long.py": 9, "test/a.py": 0.5, "test/b.py": 0.5}, 2)
     )
     assert plan_name(shares) != plan_name(plan_shards({"test/long.py": 9, "test/a.py": 9}, 2))
+
+
+def test_which_tests_need_two_devices(tmp_path: Path) -> None:
+    (tmp_path / "some.py").write_text(
+        """
+class Some:
+    @skip_if_lt_x_gpu(2)
+    @parametrize("x", [1])
+    def test_two(self, x): ...
+    @common_distributed.skip_if_lt_x_gpu(DEVICES)
+    def test_as_many(self): ...
+    @skip_if_lt_x_gpu(1)
+    def test_one(self): ...
+    def test_none(self): ...
+"""
+    )
+    found = needing_several_devices(["some.py", "gone.py"], [tmp_path, tmp_path / "other"])
+    assert found == ["some.py::Some::test_two", "some.py::Some::test_as_many"]
 
 
 def test_a_file_weighs_what_it_took_or_how_many_tests_it_has(tmp_path: Path) -> None:
@@ -221,3 +247,34 @@ def test_a_named_test_that_is_not_there_is_refused(tmp_path: Path) -> None:
     assert chosen == ((own,), "the series' own tests; PyTorch's are not there")
     with pytest.raises(UsageError, match="name no test that is there"):
         select(halves(tmp_path, related=[gone]), [], every=False)
+
+
+def test_one_device_is_refused_where_tests_need_two(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compare, "_cuda_devices", lambda venv: ["A100"])
+    wrap = "test/distributed/fsdp/test_wrap.py"
+    made = halves(tmp_path, wrap, related=[wrap])
+    asked = Request(device="cuda")
+    assert compare._device(made, asked, [wrap])[1] == "cuda (1 x A100)"
+    tests = "".join(f"    @skip_if_lt_x_gpu(2)\n    def test_{n}(self): ...\n" for n in range(12))
+    (tmp_path / wrap).write_text(f"class Wrap:\n{tests}")
+    with pytest.raises(UpstreamTestsError) as refused:
+        compare._device(made, asked, [wrap])
+    assert_expected_inline(
+        "\n".join([refused.value.message, *refused.value.details]),
+        """\
+--device cuda: there is 1 CUDA device, and 12 of the selected tests need 2: choose others, or leave these out with --one-device
+test/distributed/fsdp/test_wrap.py::Wrap::test_0
+test/distributed/fsdp/test_wrap.py::Wrap::test_1
+test/distributed/fsdp/test_wrap.py::Wrap::test_2
+test/distributed/fsdp/test_wrap.py::Wrap::test_3
+test/distributed/fsdp/test_wrap.py::Wrap::test_4
+test/distributed/fsdp/test_wrap.py::Wrap::test_5
+test/distributed/fsdp/test_wrap.py::Wrap::test_6
+test/distributed/fsdp/test_wrap.py::Wrap::test_7
+test/distributed/fsdp/test_wrap.py::Wrap::test_8
+test/distributed/fsdp/test_wrap.py::Wrap::test_9
+and 2 more""",
+    )
+    assert compare._device(made, replace(asked, one_device=True), [wrap])[0].cuda

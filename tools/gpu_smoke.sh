@@ -111,7 +111,7 @@ step "the series' own tests" "$work/venv/bin/python" -m pytest -q -p no:cachepro
 step "which of them ran" "$work/venv/bin/python" -c "$COUNT_TESTS" "$work/series.xml" "$count"
 if [[ "$upstream" == yes ]]; then
     step "upstream's mixed precision tests" \
-        "${tool[@]}" test "$BASE" "$UPSTREAM_TESTS" --device cuda
+        "${tool[@]}" test "$BASE" "$UPSTREAM_TESTS" --device cuda --one-device
 else
     echo "==> left out: $upstream"
 fi

@@ -761,6 +761,11 @@ def base_path(name: str) -> None:
     help="Real CUDA devices, or the CPU; auto takes CUDA where there are two devices.",
 )
 @click.option("--shard", metavar="K/N", help="The K-th of N shares that take equally long.")
+@click.option(
+    "--one-device",
+    is_flag=True,
+    help="With one CUDA device, leave out the tests that need two instead of refusing.",
+)
 @click.option("--isolate", is_flag=True, help="Upstream's own way: a fresh interpreter each time.")
 @click.option("--fresh", is_flag=True, help="Run the stock half too if its results are kept.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the run as JSON; - prints it.")
@@ -780,6 +785,7 @@ def test(
     timeout: float,
     isolate: bool,
     fresh: bool,
+    one_device: bool,
     json_file: Optional[str],
     junit_file: Optional[Path],
     html_file: Optional[Path],
@@ -811,6 +817,7 @@ def test(
         timeout=timeout,
         isolate=isolate,
         fresh=fresh,
+        one_device=one_device,
     )
     with report.LiveView() as view:
         run = compare.run(base, _load(series), request, view.on_event)

@@ -35,6 +35,7 @@ from overlay.upstream.runner import (
 )
 
 RANKS = 2
+_TESTS_SHOWN = 10
 STANDIN = "cpu, CUDA stand-in"
 _DEVICES = """
 import json, torch
@@ -58,6 +59,8 @@ class Request:
     isolate: bool = False
     fresh: bool = False
     """Run the stock half too if its results are kept."""
+    one_device: bool = False
+    """With a single CUDA device, run what it can instead of refusing."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ class Prepared:
 def prepare_run(base: Base, series: Series, request: Request, on_event: OnEvent) -> Prepared:
     """Bring both halves up to date, and choose device and files."""
     halves = prepare(base, series, lambda line: on_event(Told(line)))
-    settings, device = _device(halves, request, on_event)
     chosen = selection.select(halves, request.files, request.every)
+    settings, device = _device(halves, request, chosen.files)
     on_event(Told(f"{base.name}: {chosen.words}, on {device}"))
     durations = store.Durations(base.name, device + (" isolated" if request.isolate else ""))
     units = tuple(Unit(file) for file in chosen.files)
@@ -102,7 +105,7 @@ def prepare_run(base: Base, series: Series, request: Request, on_event: OnEvent)
     return Prepared(halves, units, words, settings, device, durations, request.shard is None)
 
 
-def _device(halves: Halves, request: Request, on_event: OnEvent) -> tuple[Settings, str]:
+def _device(halves: Halves, request: Request, files: Sequence[str]) -> tuple[Settings, str]:
     names: Sequence[str] = ()
     if request.device == "cuda" or (request.device == "auto" and _has_driver()):
         names = _cuda_devices(halves.before.venv)
@@ -126,11 +129,20 @@ def _device(halves: Halves, request: Request, on_event: OnEvent) -> tuple[Settin
     )
     if not cuda:
         return settings, STANDIN if standin else "cpu"
-    if len(names) < RANKS:
-        on_event(
-            Told(f"1 CUDA device: tests that need {RANKS} are left out, and listed as skipped")
-        )
+    if len(names) < RANKS and not request.one_device:
+        _refuse_one_device(files, halves)
     return settings, f"cuda ({len(names)} x {names[0]})"
+
+
+def _refuse_one_device(files: Sequence[str], halves: Halves) -> None:
+    left_out = selection.needing_several_devices(files, (halves.after.tree, halves.before.tree))
+    if left_out:
+        more = len(left_out) - _TESTS_SHOWN
+        raise UpstreamTestsError(
+            f"--device cuda: there is 1 CUDA device, and {len(left_out)} of the selected tests need"
+            f" {RANKS}: choose others, or leave these out with --one-device",
+            [*left_out[:_TESTS_SHOWN], *([f"and {more} more"] if more > 0 else [])],
+        )
 
 
 def _has_driver() -> bool:

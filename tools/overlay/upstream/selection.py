@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import heapq
 import re
 from collections.abc import Mapping, Sequence
@@ -87,6 +88,34 @@ def _files(trees: Sequence[Path], name: str) -> list[str]:
         if found:
             return sorted(found)
     return []
+
+
+def needing_several_devices(files: Sequence[str], trees: Sequence[Path]) -> list[str]:
+    """The tests that upstream says need two CUDA devices or more, as ``file::Class::test``.
+
+    By their decorators: a parametrized test counts once.
+    """
+    found: dict[str, None] = {}
+    for file in files:
+        for tree in trees:
+            place = tree / file
+            if not place.is_file():
+                continue
+            for node in ast.walk(ast.parse(place.read_bytes())):
+                if isinstance(node, ast.ClassDef):
+                    tests = (t for t in node.body if isinstance(t, ast.FunctionDef))
+                    names = [t.name for t in tests if any(map(_wants_several, t.decorator_list))]
+                    found.update(dict.fromkeys(f"{file}::{node.name}::{name}" for name in names))
+    return list(found)
+
+
+def _wants_several(decorator: ast.expr) -> bool:
+    if not isinstance(decorator, ast.Call) or not decorator.args:
+        return False
+    name, count = ast.unparse(decorator.func), decorator.args[0]
+    if name.rsplit(".", 1)[-1] != "skip_if_lt_x_gpu":
+        return False
+    return not isinstance(count, ast.Constant) or count.value > 1
 
 
 def parse_shard(text: str) -> tuple[int, int]:
