@@ -220,6 +220,76 @@ def gradients_are_on_the_devices_of_their_leaves() -> None:
 
 
 @check
+def a_number_alone_names_a_device() -> None:
+    assert torch.device(1) == torch.device("cuda", 1)
+    assert isinstance(torch.device("cpu"), torch.device)
+    assert copy.deepcopy(torch.device(1)) == torch.device("cuda:1")
+    on("cuda:1", torch.zeros(1, device=1), torch.tensor([1.0], device=1), torch.ones(1).to(1))
+    on("cuda:1", torch.empty_like(torch.ones(1), device=1), nn.Linear(1, 1).to(1).weight)
+
+
+@check
+def blocks_of_a_device_hold() -> None:
+    outside, on_cuda = torch.ones(1), torch.ones(1, device="cuda:1")
+    with torch.device("cuda", 1):
+        on("cuda:1", torch.ones(1), torch.tensor([1.0]), torch.zeros_like(outside))
+        on("cuda:1", torch.as_tensor([1.0]), nn.Linear(1, 1).weight)
+    with torch.device("meta"):
+        on("meta", torch.ones(1), torch.tensor([1.0]), torch.zeros_like(on_cuda))
+        on("cuda:1", on_cuda.new_zeros(1))
+    on("cuda:0", nn.Linear(1, 1, device="meta").to_empty(device="cuda").weight)
+
+
+@check
+def what_autograd_makes_itself_is_where_the_pass_is() -> None:
+    whole = torch.ones(2, device="cuda", requires_grad=True)
+    used, _ = whole.split(1)  # the gradient of the other one is made in C++
+    used.cpu().sum().backward()
+    assert whole.grad is not None
+    on("cuda:0", whole.grad)
+    assert whole.grad.tolist() == [1, 0]
+
+
+@check
+def fake_tensors_are_on_the_device_that_they_name() -> None:
+    from torch._subclasses import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        on_cuda, on_cpu = torch.ones(1, device="cuda"), torch.ones(1)
+        on("cuda:0", on_cuda + 1, on_cpu.cuda(), mode.from_tensor(torch.ones(1).cuda()))
+        on("cpu", on_cpu + 1, on_cuda.cpu())
+        refused("device", lambda: on_cuda + on_cpu)
+
+
+@check
+def scripts_find_what_is_replaced() -> None:
+    on("cpu", torch.jit.script(scripted)(torch.ones(1)))
+
+
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x) + torch.zeros([1]) + torch.tensor([1.0])
+
+
+@check
+def dtensors_are_where_their_shards_are() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    def each(rank: int) -> None:
+        mesh = init_device_mesh("cuda", (2,))
+        whole = distribute_tensor(torch.arange(4.0, device="cuda"), mesh, [Shard(0)])
+        on(f"cuda:{rank}", whole, whole.to_local(), whole + 1, torch.zeros_like(whole))
+        on("cpu", whole.cpu(), whole.cpu().to_local(), whole.to("cpu").half())
+        on(f"cuda:{rank}", whole.cpu().cuda().to_local())
+        assert whole.full_tensor().tolist() == [0, 1, 2, 3]
+        parameter = nn.Parameter(whole)
+        (parameter.cpu() * 2).sum().backward()
+        on(f"cuda:{rank}", parameter.grad, parameter.grad.to_local())
+
+    in_two_processes(each)
+
+
+@check
 def random_numbers_are_a_devices_own() -> None:
     torch.manual_seed(3)
     cpu = torch.rand(2)
@@ -424,6 +494,9 @@ def nccl_computes() -> None:
         average = torch.full((2,), rank + 1.0, device="cuda")
         dist.all_reduce(average, op=dist.ReduceOp.AVG)
         assert average.tolist() == [1.5, 1.5]
+        halves, half = torch.tensor([1.0, 2.0], device="cuda") * (rank + 1), average[:1].clone()
+        dist.reduce_scatter_tensor(half, halves, op=dist.ReduceOp.AVG)
+        assert half.tolist() == [[1.5], [3.0]][rank]
         objects = [None, None]
         dist.all_gather_object(objects, {"rank": rank, "x": torch.ones(1, device="cuda")})
         assert [one["rank"] for one in objects] == [0, 1]
@@ -431,6 +504,23 @@ def nccl_computes() -> None:
         dist.broadcast_object_list(said, 0)
         assert said == ["from 0"]
         dist.barrier()
+
+    in_two_processes(each)
+
+
+@check
+def functional_collectives_are_nccls() -> None:
+    from torch.distributed import _functional_collectives as functional
+
+    def each(rank: int) -> None:
+        world = dist.group.WORLD
+        x = torch.tensor([1.0, 2.0], device="cuda") * (rank + 1)
+        part = functional.reduce_scatter_tensor(x, "avg", 0, world)
+        assert part.tolist() == [[1.5], [3.0]][rank]
+        assert functional.all_reduce(x, "avg", world).tolist() == [1.5, 3]
+        assert functional.all_reduce(x, "sum", world).tolist() == [3, 6]
+        on(f"cuda:{rank}", functional.all_gather_tensor(part, 0, world) + 0)
+        refused("must be CUDA", lambda: functional.all_reduce(x.cpu(), "sum", world))
 
     in_two_processes(each)
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from cuda_standin.kernels import tensors_in
+from cuda_standin.kernels import OWN, tensors_in
 
 
 class _Options:
@@ -94,6 +94,9 @@ def _only_for_cuda(own):
 class _Done:
     """The work of a collective that is done."""
 
+    def __init__(self, tensor):
+        self._tensor = tensor
+
     def wait(self, timeout=None):
         return True
 
@@ -105,12 +108,12 @@ class _Done:
 
     def get_future(self):
         future = torch.futures.Future()
-        future.set_result(None)
+        future.set_result([self._tensor])
         return future
 
 
-def _finished(async_op):
-    return _Done() if async_op else None
+def _finished(async_op, tensor):
+    return _Done(tensor) if async_op else None
 
 
 def _as_gloo_knows_it(value):
@@ -150,7 +153,7 @@ def _all_reduce(tensor, op=dist.ReduceOp.SUM, group=None, async_op=False):
     if not _is_member(group) or (tensor.dtype != torch.bfloat16 and op != dist.ReduceOp.AVG):
         return _own_all_reduce(tensor, op, group, async_op)
     tensor.detach().copy_(_summed(tensor, op, group))
-    return _finished(async_op)
+    return _finished(async_op, tensor)
 
 
 def _reduce(tensor, dst, op=dist.ReduceOp.SUM, group=None, async_op=False):
@@ -158,7 +161,7 @@ def _reduce(tensor, dst, op=dist.ReduceOp.SUM, group=None, async_op=False):
         work = _summed(tensor, op, group)
         if dist.get_rank() == dst:
             tensor.detach().copy_(work)
-    return _finished(async_op)
+    return _finished(async_op, tensor)
 
 
 def _all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=False):
@@ -173,7 +176,7 @@ def _all_gather_into_tensor(output_tensor, input_tensor, group=None, async_op=Fa
     dist.all_gather(parts, input_tensor.detach().contiguous(), group)
     whole = torch.cat([part.reshape(-1) for part in parts])
     output_tensor.detach().copy_(whole.view(output_tensor.shape))
-    return _finished(async_op)
+    return _finished(async_op, output_tensor)
 
 
 def _reduce_scatter_tensor(output, input, op=dist.ReduceOp.SUM, group=None, async_op=False):
@@ -186,7 +189,7 @@ def _reduce_scatter_tensor(output, input, op=dist.ReduceOp.SUM, group=None, asyn
         raise RuntimeError("input tensor must have the same type as the output tensor")
     parts = _summed(input, op, group).view(-1).chunk(size)
     output.detach().copy_(parts[dist.get_rank(group)].view_as(output))
-    return _finished(async_op)
+    return _finished(async_op, output)
 
 
 def _reduce_scatter(output, input_list, op=dist.ReduceOp.SUM, group=None, async_op=False):
@@ -194,7 +197,7 @@ def _reduce_scatter(output, input_list, op=dist.ReduceOp.SUM, group=None, async_
         return None
     reduced = [_summed(one, op, group) for one in input_list]
     output.detach().copy_(reduced[dist.get_rank(group)])
-    return _finished(async_op)
+    return _finished(async_op, output)
 
 
 def _flat(own):
@@ -207,6 +210,37 @@ def _flat(own):
     return collective
 
 
+def _averaging(own, average):
+    """A reduction of gloo's, which refuses averages or, of old, takes them for sums."""
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def collective(*args, **kwargs):
+        op = signature.bind(*args, **kwargs).arguments.get("op")
+        return (average if op == dist.ReduceOp.AVG else own)(*args, **kwargs)
+
+    return collective
+
+
+def _functional(func, args, kwargs, where):
+    """The same for functional collectives, which are operations of their own."""
+    *_, group_name = args
+    group = c10d._resolve_process_group(group_name)
+    if where is None and _is_nccl(group):
+        raise RuntimeError("Tensors must be CUDA and dense")
+    summing = ["sum" if isinstance(arg, str) and arg == "avg" else arg for arg in args]
+    result = func(*summing, **kwargs)
+    if any(isinstance(arg, str) and arg == "avg" for arg in args):
+        for tensor in result if isinstance(result, list) else [result]:
+            torch.ops._c10d_functional.wait_tensor(tensor).div_(group.size())
+    return result
+
+
+_FUNCTIONAL = """
+    all_gather_into_tensor all_gather_into_tensor_coalesced all_gather_into_tensor_out all_reduce
+    all_reduce_ all_reduce_coalesced all_reduce_coalesced_ all_to_all_single broadcast broadcast_
+    reduce_scatter_tensor reduce_scatter_tensor_coalesced
+"""
 _MOVING = "broadcast all_gather gather scatter all_to_all all_to_all_single"
 _PAIRWISE = "send recv isend irecv"
 _INTO_TENSOR = "all_gather_into_tensor _all_gather_base all_gather_single"
@@ -221,7 +255,7 @@ def install():
     c10d._NCCL_AVAILABLE = True
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
     c10d._new_process_group_helper = _also_for_cpu(c10d._new_process_group_helper)
-    if not hasattr(torch._C, "_nccl_version_suffix"):
+    if not hasattr(torch._C, "_nccl_version"):
         torch.cuda.nccl.version = lambda: (2, 0, 0)  # torch was built without it
     for name in ("_get_object_coll_device", "_get_pg_default_device"):
         if hasattr(c10d, name):
@@ -237,6 +271,11 @@ def install():
         for name in _INTO_TENSOR.split():
             if hasattr(c10d, name):
                 wrapped[name] = _flat(getattr(c10d, name))
+        for name in _SCATTERED.split():
+            if hasattr(c10d, name):
+                wrapped[name] = _averaging(getattr(c10d, name), _reduce_scatter_tensor)
+        wrapped["reduce"] = _averaging(c10d.reduce, _reduce)
+        OWN.update((f"_c10d_functional::{name}", _functional) for name in _FUNCTIONAL.split())
     for name in f"{_MOVING} {_PAIRWISE} reduce {_INTO_TENSOR} {_SCATTERED}".split():
         if name not in wrapped and hasattr(c10d, name):
             wrapped[name] = getattr(c10d, name)
