@@ -100,9 +100,7 @@ class FakeGitHub:
                 return own
             if path == "/api/graphql":
                 try:
-                    return 200, _wait(
-                        self._endpoint.graphql(value["query"], **value["variables"])
-                    )
+                    return 200, _wait(self._endpoint.graphql(value["query"], **value["variables"]))
                 except RuntimeError as error:
                     return 200, {"errors": [{"message": str(error)}]}
             return self._rest(method, path[len("/api/v3/") :], query, value)

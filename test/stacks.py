@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -100,6 +99,52 @@ class Stacked(Repository):
     def submit(self, *options: str, code: int = 0) -> str:
         return self.overlay("submit", str(self.tree), *options, code=code)
 
+    def start(self) -> None:
+        """Apply the series, and submit it for the first time."""
+        self.overlay("apply", str(self.tree))
+        self.submit()
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        """Edit a patch, and apply it again."""
+        place = self.folder / "series" / "patches" / name
+        text = place.read_text()
+        assert old in text
+        place.write_text(text.replace(old, new))
+        self.overlay("apply", str(self.tree))
+
+    def order(self, *names: str) -> None:
+        """Another order, or choice, of the patches; to be applied."""
+        listing = self.folder / "series" / "patches" / "series"
+        listing.write_text("".join(f"{name}.apatch\n" for name in names))
+        for place in listing.parent.glob("*.apatch"):
+            if place.stem not in names:
+                place.unlink()
+
+    def add(self, name: str, hunks: str) -> None:
+        """One more patch, not listed yet."""
+        subject = name.replace("-", " ").capitalize()
+        text = MAIL.format(subject=subject, versions=">=2.1", adds="", hunks=hunks)
+        (self.folder / "series" / "patches" / f"{name}.apatch").write_text(text)
+
+    def land(self, number: int, title: str) -> None:
+        """Bring a pull request's change to main as PyTorch's bot does: another commit, no branch."""
+        pull = self.github.pull(number)
+        tree = self.git("rev-parse", f"origin/{pull.headRefName}^{{tree}}")
+        commit = self.git("commit-tree", tree, "-p", "origin/main", "-m", title)
+        self.git("push", "--quiet", "origin", f"{commit}:refs/heads/main")
+        for kind in ("head", "base", "orig"):
+            name = pull.headRefName.replace("head", kind)
+            self.git("push", "--quiet", "origin", f":refs/heads/{name}")
+        pull.closed = True
+
+    def plan(self, *options: str, code: int = 0) -> str:
+        """The table of a dry run, and what is not plainly well."""
+        said = self.submit("--dry-run", *options, code=code).split("\n--- ", 1)
+        told = [line for line in said[-1].splitlines() if line.startswith(_TELLING)]
+        table = [line for line in said[0].splitlines() if not line.startswith(("ok  ", *_TELLING))]
+        lines = [line for line in (*table, *told) if not line.startswith(_QUIET)]
+        return "\n".join(line.rstrip() for line in lines) + "\n"
+
     def identities(self) -> str:
         """ghstack's lines in the patches."""
         out = []
@@ -121,8 +166,12 @@ class Stacked(Repository):
         return other
 
 
+_TELLING = ("note  ", "PROBLEM  ", "unknown  ", "despite  ", "torch-overlay: ", "  ", "pushing ")
+_QUIET = ("note     lint: not run", "note     tests: none")
+
+
 def _own(text: str) -> Iterator[str]:
-    levels = ("ok  ", "note  ", "PROBLEM  ", "unknown  ", "despite  ", "torch-overlay: ", "  ")
+    levels = ("ok  ", *_TELLING)
     for line in text.splitlines(keepends=True):
         if line.startswith(levels):
             yield line

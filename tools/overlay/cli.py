@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Optional
@@ -36,6 +36,7 @@ Python that runs this tool.
 BASE_HELP = "Or it is the name of a fetched base ('torch-overlay base list').\n"
 
 NO_TESTS = "an installed torch has no test/"
+DROP = "drop it from patches/series, or end its Torch-Version there"
 NOTHING_APPLIED = "this tool has applied nothing there"
 
 target_argument = click.argument("target", required=False, metavar="[TARGET]")
@@ -254,19 +255,25 @@ def status(series: Optional[Path], target: Optional[str], as_json: bool) -> None
     Exits with 1 if one is in conflict, or if files of the series have other changes.
     """
     from overlay.operations import standing
+    from overlay.stack.landed import landed_by_last_fetch
     from overlay.weave import State
 
     found, patches = _open(series, target)
     result = standing(found, patches)
+    landed = landed_by_last_fetch(result, patches)
     conflict = bool(result.patches(State.CONFLICT) or result.edited)
     if as_json:
-        _print_json(_standing_json(result))
+        _print_json(_standing_json(result, landed))
     else:
-        _print_standing(result)
+        _print_standing(result, landed)
     sys.exit(1 if conflict else 0)
 
 
-def _standing_json(found: Standing) -> dict[str, object]:
+def _standing_json(
+    found: Standing, landed: Optional[Mapping[str, str]] = None
+) -> dict[str, object]:
+    from overlay.stack.identity import identity_of
+
     left_out = found.not_carried()
     return {
         "target": str(found.target.root),
@@ -280,6 +287,8 @@ def _standing_json(found: Standing) -> dict[str, object]:
                 "reason": state.reason,
                 "details": list(state.details),
                 "left_out": list(left_out.get(state.patch.name, ())),
+                "pull_request": identity_of(state.patch.message).pull_request,
+                "landed_on": (landed or {}).get(state.patch.name),
             }
             for state in found.states
         ],
@@ -287,7 +296,9 @@ def _standing_json(found: Standing) -> dict[str, object]:
     }
 
 
-def _print_standing(found: Standing) -> None:
+def _print_standing(found: Standing, landed: Mapping[str, str]) -> None:
+    from overlay.stack.identity import identity_of
+
     colours = {"applied": "green", "pending": "yellow", "in conflict": "red", "upstreamed": "cyan"}
     click.echo(str(found.target))
     left_out = found.not_carried()
@@ -300,6 +311,10 @@ def _print_standing(found: Standing) -> None:
         click.echo(click.style(f"{value:14}", colours.get(value)) + state.patch.message.subject)
         notes = [note for note in (state.reason, *state.details) if note]
         notes += [f"left out, {NO_TESTS}: {path}" for path in left_out.get(state.patch.name, ())]
+        pull = identity_of(state.patch.message).pull_request
+        notes += [pull] if pull else []
+        if state.patch.name in landed:
+            notes.append(f"landed on {landed[state.patch.name]}: {DROP}")
         for note in notes:
             click.echo(f"{'':14}{note}")
     for reason, count in others.items():

@@ -49,6 +49,8 @@ def fetch(git: Git, remote: str, default: str, users: list[str]) -> None:
         *("fetch", "--quiet", "--no-tags", "--prune", "--recurse-submodules=no", remote),
         *(f"+refs/heads/{default}:{prefix}/{default}", *specs),
     )
+    if git.found("symbolic-ref", "--quiet", f"{prefix}/HEAD") is None:
+        git.run("remote", "set-head", remote, default)
 
 
 def read(git: Git, remote: str, users: list[str]) -> dict[str, Submitted]:

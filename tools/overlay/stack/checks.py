@@ -255,9 +255,9 @@ class Checks:
         entries = [e.patch.name for e in self.stack.entries if e.patch.name in self._landed]
         if entries:
             raise TargetError(
-                f"{', '.join(entries)}: landed, the change is on {branch}: take it out of"
-                f" patches/series, 'torch-overlay revert {self.target.root}', 'git rebase"
-                f" {branch}', 'torch-overlay apply {self.target.root}'"
+                f"{', '.join(entries)}: landed, the change is on {branch}:"
+                f" 'torch-overlay revert {self.target.root}', drop it from patches/series (or end"
+                f" its Torch-Version there), 'git rebase {branch}', and apply again"
             )
         lines: list[_Finding] = [
             Note(f"{name}: on {branch}: drop it from patches/series")

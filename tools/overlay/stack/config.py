@@ -12,6 +12,8 @@ from typing import Optional
 
 from overlay.errors import TargetError
 
+ORIGIN = "origin"
+"""The remote that ghstack takes if none is named."""
 _DOCUMENT = "see docs/submitting.md"
 
 
@@ -24,7 +26,7 @@ class Config:
     host: str
     user: str
     token: str = field(repr=False)
-    remote: str = "origin"
+    remote: str = ORIGIN
     proxy: Optional[str] = None
     reviewer: Optional[str] = None
     label: Optional[str] = None
@@ -37,13 +39,7 @@ class Config:
 def read_config(folder: Path) -> Config:
     """The configuration for a checkout; TargetError with what ghstack would stop to ask for."""
     place = _place(folder)
-    parser = configparser.ConfigParser()
-    try:
-        parser.read(place, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError):
-        # What the parser says quotes the line, which may be the one with the token.
-        raise TargetError(f"{place} cannot be read: mend it, {_DOCUMENT}") from None
-    options = dict(parser.items("ghstack", raw=True)) if parser.has_section("ghstack") else {}
+    options = _options(place)
     host = options.get("github_url")
     if not host:
         raise TargetError(
@@ -72,11 +68,26 @@ def read_config(folder: Path) -> Config:
         host,
         user,
         token,
-        options.get("remote_name", "origin"),
+        options.get("remote_name", ORIGIN),
         options.get("proxy"),
         options.get("reviewer"),
         options.get("label"),
     )
+
+
+def remote_name(folder: Path) -> str:
+    """The remote that ghstack submits to, whether all else is configured or not."""
+    return _options(_place(folder)).get("remote_name", ORIGIN)
+
+
+def _options(place: Path) -> dict[str, str]:
+    parser = configparser.ConfigParser()
+    try:
+        parser.read(place, encoding="utf-8")
+    except (OSError, configparser.Error, UnicodeDecodeError):
+        # What the parser says quotes the line, which may be the one with the token.
+        raise TargetError(f"{place} cannot be read: mend it, {_DOCUMENT}") from None
+    return dict(parser.items("ghstack", raw=True)) if parser.has_section("ghstack") else {}
 
 
 def _place(folder: Path) -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from overlay.git import Git
+from overlay.operations import Standing
 from overlay.series import Series
+from overlay.stack.config import remote_name
+from overlay.stack.identity import identity_of
 from overlay.targets import Checkout
 from overlay.weave import State, survey
 
@@ -18,11 +19,19 @@ def landed(target: Checkout, series: Series, branch: str) -> frozenset[str]:
     return frozenset(state.patch.name for state in found.in_state(State.APPLIED))
 
 
-def default_branch(target: Checkout, remote: str = "origin") -> Optional[str]:
-    """The remote's default branch, as the last fetch left it; None if git does not know it."""
-    named = Git(target.root).found("symbolic-ref", "--quiet", f"refs/remotes/{remote}/HEAD")
-    if named is None:
-        return None
-    branch = named[len("refs/remotes/") :]
-    there = Git(target.root).found("rev-parse", "--verify", "--quiet", f"refs/remotes/{branch}")
-    return branch if there else None
+def landed_by_last_fetch(found: Standing, series: Series) -> dict[str, str]:
+    """Submitted patches whose change upstream has, with the branch that has it.
+
+    Goes by what git fetched last; of patches that never were submitted, their state says enough.
+    """
+    target = found.target
+    submitted = {p.name for p in series.patches if identity_of(p.message).pull_request}
+    if not submitted or not isinstance(target, Checkout):
+        return {}
+    git, remote = Git(target.root), remote_name(target.root)
+    prefix = "refs/remotes/"
+    default = git.found("symbolic-ref", "--quiet", f"{prefix}{remote}/HEAD")
+    if default is None or git.found("rev-parse", "--verify", "--quiet", default) is None:
+        return {}
+    branch = default[len(prefix) :]
+    return {name: branch for name in landed(target, series, branch) if name in submitted}

@@ -91,10 +91,10 @@ def submit(target: Checkout, series: Series, options: Options, say: Say) -> Subm
         if checks.problems:
             raise refusal(checks.problems)
         found = checks.pulls.planned
-        series, stack = _note(target, series, checks.stack, _unnoted(found))
+        stack = _note(checks, checks.stack, _unnoted(found))
         _push_missing(checks, stack, found, say)
         code = ghstack.run(target.root, checks.config, _arguments(stack, options), say)
-        return _record(checks, series, stack, options, code)
+        return _record(checks, stack, options, code)
 
 
 def refusal(problems: Sequence[OverlayError]) -> OverlayError:
@@ -155,18 +155,23 @@ def _unnoted(found: Sequence[Planned]) -> dict[str, Identity]:
     return {p.entry.patch.name: p.identity for p in found if not p.is_noted}
 
 
-def _note(
-    target: Checkout, series: Series, stack: Stack, identities: Mapping[str, Identity]
-) -> tuple[Series, Stack]:
-    """Write trailers into patches, and into their commits."""
-    if not identities:
-        return series, stack
-    PatchFiles(series).write(identities)
-    series = load_series(series.root)
+def _note(checks: Checks, stack: Stack, identities: Mapping[str, Identity]) -> Stack:
+    """Write trailers into patches, and make the commits anew with them."""
+    target = checks.target
+    head = checks.git.line("rev-parse", "HEAD")
+    if not identities and head == target.head:
+        return stack
+    PatchFiles(checks.series).write(identities)
+    checks.series = load_series(checks.series.root)
+    if read_entries(target.at(head), stack.base, stack.steps) is None:
+        raise TargetError(
+            f"{target}: the commits are not those of the series any more: what there is of pull"
+            " requests is noted in the patches; see 'git reflog' for what was there"
+        )
     # Known as this tool's, and as older than the patches, the commits are replaced by apply.
     target.note_applied(stack.base, [AppliedPatch(e.patch.name, "") for e in stack.entries])
-    operations.apply(target, series)
-    return series, find_stack(target, series)
+    operations.apply(target, checks.series)
+    return find_stack(target, checks.series)
 
 
 def _push_missing(checks: Checks, stack: Stack, found: Sequence[Planned], say: Say) -> None:
@@ -186,50 +191,41 @@ def _push_missing(checks: Checks, stack: Stack, found: Sequence[Planned], say: S
         git.run("push", "--quiet", "--no-verify", remote, f"{commit}:refs/heads/{branch}")
 
 
-def _record(
-    checks: Checks, series: Series, stack: Stack, options: Options, code: int
-) -> Submission:
+def _record(checks: Checks, stack: Stack, options: Options, code: int) -> Submission:
     """Find out what ghstack did, and note it."""
-    target = checks.target
-    entries = _rewritten(checks, stack) if code == 0 else None
-    if entries is not None:
-        identities = {entry.patch.name: identity_in(entry.message) for entry in entries}
-        PatchFiles(series).write(identities)
-        series = load_series(series.root)
-        digests = {patch.name: patch.digest for patch in series.patches}
-        applied = [AppliedPatch(e.patch.name, digests[e.patch.name]) for e in entries]
-        target.note_applied(stack.base, applied)
-        stack = find_stack(target, series)
-    failure = f"ghstack ended with exit code {code}" if code else "ghstack changed the commits"
+    failure = f"ghstack ended with exit code {code}" if code else ""
+    if code == 0:
+        head = checks.git.line("rev-parse", "HEAD")
+        entries = read_entries(checks.target.at(head), stack.base, stack.steps)
+        if entries is None:
+            failure = "ghstack has changed the commits"
+        else:
+            # Of a patch that was left out, ghstack notes a tree that it has not submitted.
+            chosen = {entry.patch.name for entry in _chosen(stack, options)}
+            identities = {e.patch.name: identity_in(e.message) for e in entries}
+            identities = {name: identities[name] for name in identities if name in chosen}
+            stack = _note(checks, stack, identities)
     try:
         found = checks.look_up(stack.entries).planned
-        if entries is None:
-            series, stack = _note(target, series, stack, _unnoted(found))
-        problem = None if entries is not None else _undone(checks.git, found, failure)
-        problem = problem or _add_summaries(checks, found, options)
     except OverlayError as error:
-        if entries is not None:
-            raise
+        what = f"{failure}, and what it had submitted by then" if failure else "what is submitted"
         raise TargetError(
-            f"{failure}, and what it had submitted by then cannot be looked up"
-            f" ({checks.redact(error.message)}): run it again, and it goes on from there"
+            f"{what} cannot be looked up ({checks.redact(error.message)}): run it again, and it"
+            " goes on from there"
         ) from None
+    if failure:
+        stack = _note(checks, stack, _unnoted(found))
+        problem: Optional[str] = _undone(checks.git, found, failure)
+    else:
+        problem = _add_summaries(checks, found, options)
     return Submission(tuple(_rows(checks, stack, found, options)), problem)
-
-
-def _rewritten(checks: Checks, stack: Stack) -> Optional[tuple[Entry, ...]]:
-    """The commits as ghstack has rewritten them, if they still do what the patches do."""
-    head = checks.git.line("rev-parse", "HEAD")
-    return read_entries(checks.target.at(head), stack.base, stack.steps)
 
 
 def _undone(git: Git, found: Sequence[Planned], failure: str) -> str:
     rest = [p for p in found if p.pull is None or p.changed(git) != "nothing"]
     said = [f"{p.entry.patch.name} ({p.pull or 'no pull request'})" for p in rest]
     done = f"{len(found) - len(rest)} of {len(found)}"
-    return (
-        f"{failure}: {done} are submitted, not {', '.join(said)}; what there is of pull requests is noted in the patches: run it again, and it goes on from there"
-    )
+    return f"{failure}: {done} are submitted, not {', '.join(said)}; what there is of pull requests is noted in the patches: run it again, and it goes on from there"
 
 
 def _add_summaries(checks: Checks, found: Sequence[Planned], options: Options) -> Optional[str]:
