@@ -57,6 +57,8 @@ class FakeGitHub:
         self.before: Callable[[str, str], Optional[Answer]] = lambda method, path: None
         self.asked: list[str] = []
         self.tokens: set[str] = set()
+        #: What pull requests were asked for.
+        self.opened: list[dict[str, Any]] = []
         self._lock = threading.Lock()
 
     @property
@@ -98,6 +100,8 @@ class FakeGitHub:
             own = self.before(method, path)
             if own is not None:
                 return own
+            if method == "POST" and path.endswith("/pulls"):
+                self.opened.append(value)
             if path == "/api/graphql":
                 try:
                     return 200, _wait(self._endpoint.graphql(value["query"], **value["variables"]))

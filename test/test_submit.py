@@ -369,6 +369,7 @@ torch-overlay: one.apatch, two.apatch: no pull request yet, and ghstack would op
 """,
     )
     stacked.submit("--draft", "--reviewer", "grace,alan", "--label", "fsdp")
+    assert [opened["draft"] for opened in stacked.github.opened] == [True] * 3
     assert_expected_inline(
         stacked.github.shown(),
         """\

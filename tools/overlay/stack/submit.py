@@ -225,7 +225,10 @@ def _undone(git: Git, found: Sequence[Planned], failure: str) -> str:
     rest = [p for p in found if p.pull is None or p.changed(git) != "nothing"]
     said = [f"{p.entry.patch.name} ({p.pull or 'no pull request'})" for p in rest]
     done = f"{len(found) - len(rest)} of {len(found)}"
-    return f"{failure}: {done} are submitted, not {', '.join(said)}; what there is of pull requests is noted in the patches: run it again, and it goes on from there"
+    return (
+        f"{failure}: {done} are submitted, not {', '.join(said)}; what there is of pull requests"
+        " is noted in the patches: run it again, and it goes on from there"
+    )
 
 
 def _add_summaries(checks: Checks, found: Sequence[Planned], options: Options) -> Optional[str]:
