@@ -1,10 +1,11 @@
 # Needs Python 3.9 or newer, git and make; builds everything else.
 PYTHON ?= python3
 ARGS ?=
+GHSTACK ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test dist test-1.13 lint venv clean
+.PHONY: help demo test dist test-1.13 test-submit lint venv clean
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
@@ -19,6 +20,10 @@ test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to p
 
 test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
 	@$(BIN)/python -m pytest test/heavy/test_behaviour_1_13.py $(ARGS)
+
+test-submit: .venv/.installed ## run the tests of submit on the newest ghstack (GHSTACK="==0.15.0" takes another)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'ghstack$(GHSTACK)'
+	@$(BIN)/python -m pytest -n 2 test/test_submit*.py $(ARGS)
 
 dist: .venv/.installed ## build the mails and whole files for every base, under dist/
 	@set -e; for base in $$($(BIN)/python -c 'from overlay.bases import BASES; print(*BASES)'); do \
@@ -43,7 +48,7 @@ clean: ## remove what make built here (fetched torch stays in its cache)
 	@echo "Building .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=22'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,lint]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[stack,test,lint]'
 	@touch $@
 
 .venv/.linters: .venv/.installed .lintrunner.toml

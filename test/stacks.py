@@ -85,6 +85,8 @@ class Stacked(Repository):
         text = text.replace(str(self.folder.resolve()), "FOLDER")
         text = text.replace(self.github.host, "github.example")
         text = re.sub(r"\b[0-9a-f]{40}\b", "OID", text)
+        text = re.sub(r"(?<=ghstack: )\d+(\.\d+)+", "VERSION", text)
+        text = re.sub(r"(?<=ghstack/tree/)[\d.]+", "VERSION", text)
         return re.sub(r"\b[0-9a-f]{12}\b", "ID", text)
 
     def overlay(self, *arguments: str, code: int = 0) -> str:
@@ -144,6 +146,12 @@ class Stacked(Repository):
         table = [line for line in said[0].splitlines() if not line.startswith(("ok  ", *_TELLING))]
         lines = [line for line in (*table, *told) if not line.startswith(_QUIET)]
         return "\n".join(line.rstrip() for line in lines) + "\n"
+
+    def problems(self, *options: str, code: int = 2) -> str:
+        """What a dry run finds wrong."""
+        self.submit("--dry-run", *options, code=code)
+        lines = [line for line in self.said.splitlines() if line.startswith("PROBLEM")]
+        return self.shown("\n".join(lines)) + "\n"
 
     def identities(self) -> str:
         """ghstack's lines in the patches."""

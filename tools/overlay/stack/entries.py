@@ -84,11 +84,14 @@ def find_stack(target: Checkout, series: Series) -> Stack:
             f" {target.root}', then 'torch-overlay apply {target.root}' makes them anew"
         )
     for entry in entries:
-        if identity_in(entry.message) != entry.identity:
+        # A hook may have added lines.
+        lines = set(entry.message.splitlines())
+        told = lines.issuperset(commit_text(entry.patch).message.splitlines())
+        if not told or identity_in(entry.message) != entry.identity:
             raise TargetError(
-                f"the commit of {entry.patch.name} does not name the pull request that the patch"
-                f" names: 'torch-overlay revert {target.root}', then 'torch-overlay apply"
-                f" {target.root}' makes it anew"
+                f"the commit of {entry.patch.name} does not say what the patch says:"
+                f" 'torch-overlay revert {target.root}', then 'torch-overlay apply {target.root}'"
+                " makes it anew"
             )
     return Stack(base, entries, steps)
 

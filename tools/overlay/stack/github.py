@@ -140,7 +140,8 @@ class GitHub:
             raise GitHubError(self._refusal(error), error.code) from None
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", None) or error
-            said = self._config.redact(str(reason)) or type(reason).__name__
+            text = getattr(reason, "strerror", None) or str(reason) or type(reason).__name__
+            said = self._config.redact(text)
             raise GitHubError(
                 f"{self._config.host} does not answer ({said}): try again later"
             ) from None

@@ -122,10 +122,14 @@ def lint_checkout(root: Path, base: str, head: str = "HEAD") -> Linted:
     return Linted(
         ran,
         not_run,
-        tuple(finding for finding in found if finding.linter in ran),
-        tuple(finding for finding in elsewhere if finding.linter in ran),
+        _in_order(finding for finding in found if finding.linter in ran),
+        _in_order(finding for finding in elsewhere if finding.linter in ran),
         {code: text for code, text in other_versions.items() if code in ran},
     )
+
+
+def _in_order(findings: Iterable[LinterFinding]) -> tuple[LinterFinding, ...]:
+    return tuple(sorted(findings, key=lambda f: (f.path or "", f.line or 0, f.linter, f.text)))
 
 
 def _linters(root: Path) -> dict[str, Mapping[str, Any]]:
@@ -233,7 +237,7 @@ def _why(description: str) -> str:
     """The last line of what went wrong, which is the exception in a trace."""
     lines = [line.strip() for line in description.splitlines() if line.strip()]
     lines = [line for line in lines if line != "STDOUT:"]
-    return lines[-1] if lines else "it failed and does not say why"
+    return lines[-1].partition(" with args: ")[0] if lines else "it failed and does not say why"
 
 
 def _finding(root: Path, value: Mapping[str, Any]) -> LinterFinding:

@@ -224,6 +224,8 @@ def _record(checks: Checks, stack: Stack, options: Options, code: int) -> Submis
 def _undone(git: Git, found: Sequence[Planned], failure: str) -> str:
     rest = [p for p in found if p.pull is None or p.changed(git) != "nothing"]
     said = [f"{p.entry.patch.name} ({p.pull or 'no pull request'})" for p in rest]
+    if not rest:
+        return f"{failure}: all is pushed, but some pull requests' texts may be old: run it again"
     done = f"{len(found) - len(rest)} of {len(found)}"
     return (
         f"{failure}: {done} are submitted, not {', '.join(said)}; what there is of pull requests"
