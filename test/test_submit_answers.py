@@ -383,4 +383,4 @@ def test_the_series_of_an_installed_tool(stacked: Stacked) -> None:
     assert_expected_inline(done.splitlines()[0] + "\n", """\
 PROBLEM  series: FOLDER/_series belongs to the installed tool, and the next install replaces it: name a series of your own with --series
 """)
-    assert stacked.github.asked == []
+    assert stacked.github.pulls == []

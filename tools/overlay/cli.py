@@ -520,6 +520,8 @@ def submit(
     if not isinstance(found, Checkout):
         raise UsageError(f"{checkout} is not a git checkout: ghstack submits commits")
     options = submitting.Options(despite=despite, **chosen)
+    if options.only and options.start:
+        raise UsageError("--only and --from are two ways to name a part: choose one")
     if dry_run:
         planned, problems = submitting.plan_submit(found, patches, options, _say)
         _print_submission(planned, dry_run)

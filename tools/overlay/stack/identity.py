@@ -85,7 +85,8 @@ class PatchFiles:
                 f"{self._root} belongs to the installed tool, and the next install replaces it:"
                 " name a series of your own with --series"
             )
-        for folder in {(self._root / "patches" / p.name).parent for p in self._series.patches}:
+        folders = {(self._root / "patches" / p.name).parent for p in self._series.patches}
+        for folder in (self._root, *sorted(folders)):
             if not os.access(folder, os.W_OK | os.X_OK):
                 return f"{folder} is not writable: pull requests are noted in the patches there"
         return None
