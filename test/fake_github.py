@@ -24,9 +24,16 @@ TOKEN = "ghp_0123456789abcdefSECRET"
 Answer = tuple[int, Any]
 
 
-def _wait(value: Any) -> Any:
-    """Newer ghstacks answer asynchronously."""
-    return asyncio.run(value) if inspect.isawaitable(value) else value
+def _call(function: Callable[..., Any], *arguments: Any, **more: Any) -> Any:
+    """Newer ghstacks answer asynchronously; the others want a loop of the thread's own."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        value = function(*arguments, **more)
+        return loop.run_until_complete(value) if inspect.isawaitable(value) else value
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 class FakeGitHub:
@@ -46,9 +53,9 @@ class FakeGitHub:
         self.repository = folder / self.host / "pytorch" / "pytorch.git"
         self.repository.mkdir(parents=True)
         shell = ghstack.shell.Shell(cwd=str(self.repository), testing=True)
-        self._endpoint = ghstack.github_fake.FakeGitHubEndpoint(shell)
+        self._endpoint = _call(ghstack.github_fake.FakeGitHubEndpoint, shell)
         if hasattr(self.state, "initialize"):
-            _wait(self.state.initialize())
+            _call(self.state.initialize)
         self.state.repository("pytorch", "pytorch").defaultBranchRef.name = "main"
         self.git("symbolic-ref", "HEAD", "refs/heads/main")
         self.may_push = True
@@ -104,7 +111,7 @@ class FakeGitHub:
                 self.opened.append(value)
             if path == "/api/graphql":
                 try:
-                    return 200, _wait(self._endpoint.graphql(value["query"], **value["variables"]))
+                    return 200, _call(self._endpoint.graphql, value["query"], **value["variables"])
                 except RuntimeError as error:
                     return 200, {"errors": [{"message": str(error)}]}
             return self._rest(method, path[len("/api/v3/") :], query, value)
@@ -126,7 +133,7 @@ class FakeGitHub:
             found = [pull for pull in self.pulls if pull.number == int(number[1])]
             return (200, self._shown(found[0])) if found else (404, {"message": "Not Found"})
         call = getattr(self._endpoint, "arest", None) or self._endpoint.rest
-        return 200, _wait(call(method.lower(), path, **value))
+        return 200, _call(call, method.lower(), path, **value)
 
     def _shown(self, pull: Any) -> dict[str, Any]:
         return {

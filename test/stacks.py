@@ -201,15 +201,12 @@ def stacked(user: Path, tmp_path: Path, github: FakeGitHub) -> Stacked:
     return Stacked(tmp_path, github)
 
 
-# Takes git's place on the path: at the push of this number it kills those that it is told to.
+# Takes git's place on the path: at the first push of such branches it kills what it is told to.
 KILLER = """\
 #!/bin/sh
-if [ "$1" = push ] && [ "$3" != --dry-run ] && [ "$2" != --dry-run ]; then
-    echo push >>{count}
-    if [ $(wc -l <{count}) = {number} ]; then
-        {kill}
-        exit 1
-    fi
-fi
+case "$*" in
+    *--dry-run*) ;;
+    push*/{branch}*) {kill}; exit 1 ;;
+esac
 exec {git} "$@"
 """

@@ -38,7 +38,7 @@ Torch-Version: >=2.1
 ok       series: FOLDER/series takes the names of the pull requests
 ok       patches: 3 applied as the series has them, on ID
 ok       work tree: clean
-ok       ghstack: 0.18.0
+ok       ghstack: VERSION
 ok       configuration: ada on github.example, in FOLDER/.ghstackrc
 ok       remote: origin is pytorch/pytorch
 ok       repository: pytorch/pytorch, main is its default branch
@@ -62,7 +62,7 @@ three.apatch  [FSDP] Three  https://github.example/pytorch/pytorch/pull/502  two
 ok       series: FOLDER/series takes the names of the pull requests
 ok       patches: 3 applied as the series has them, on ID
 ok       work tree: clean
-ok       ghstack: 0.18.0
+ok       ghstack: VERSION
 ok       configuration: ada on github.example, in FOLDER/.ghstackrc
 ok       remote: origin is pytorch/pytorch
 ok       repository: pytorch/pytorch, main is its default branch
@@ -353,7 +353,7 @@ def test_a_part(stacked: Stacked) -> None:
 ok       series: FOLDER/series takes the names of the pull requests
 ok       patches: 3 applied as the series has them, on ID
 ok       work tree: clean
-ok       ghstack: 0.18.0
+ok       ghstack: VERSION
 ok       configuration: ada on github.example, in FOLDER/.ghstackrc
 ok       remote: origin is pytorch/pytorch
 ok       repository: pytorch/pytorch, main is its default branch

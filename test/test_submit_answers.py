@@ -324,7 +324,25 @@ def found(stacked: Stacked, *wrongs: Wrong, code: int = 2) -> str:
 
 def test_what_is_wrong_with_the_checkout(stacked: Stacked) -> None:
     wrongs = (no_series, an_edit, an_edited_commit, a_commit_above, an_edited_patch, a_squash)
-    assert_expected_inline(found(stacked, *wrongs, commits_below, a_merge_below), """""")
+    assert_expected_inline(found(stacked, *wrongs, commits_below, a_merge_below), """\
+no series
+PROBLEM  patches: the series is not applied: 'torch-overlay apply FOLDER/pytorch' does it first
+an edit
+PROBLEM  work tree: torch/runtime.py has uncommitted changes: commit or stash them first
+an edited commit
+PROBLEM  patches: the commits are not what the series makes: 'torch-overlay import FOLDER/pytorch COMMIT -o DIR' turns one into a patch to take its place in the series, 'git rebase -i' takes one out
+PROBLEM  patches: ID '[FSDP] Three' is not as three.apatch makes it
+a commit above
+PROBLEM  patches: the commits above ID are not one a patch: 'torch-overlay revert FOLDER/pytorch', then 'torch-overlay apply FOLDER/pytorch' makes them anew
+an edited patch
+PROBLEM  patches: the commit of two.apatch does not say what the patch says: 'torch-overlay revert FOLDER/pytorch', then 'torch-overlay apply FOLDER/pytorch' makes it anew
+a squash
+PROBLEM  patches: the commits above ID are not one a patch: 'torch-overlay revert FOLDER/pytorch', then 'torch-overlay apply FOLDER/pytorch' makes them anew
+commits below
+PROBLEM  base: 1 commits below the series are not on origin/main, and ghstack would submit them too: 'git rebase --onto origin/main ID' leaves them out
+a merge below
+PROBLEM  base: ID is a merge, which ghstack refuses: 'git rebase origin/main' takes it out (never merge into a stack)
+""")
 
 
 def test_what_is_wrong_with_the_remote(stacked: Stacked) -> None:
