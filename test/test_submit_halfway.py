@@ -228,7 +228,7 @@ ok       verify: 0 calls and 0 names hold, 0 unresolved
 note     lint: not run: FOLDER/pytorch has no .lintrunner.toml, so there is nothing to run
 ok       lint of the series: nothing
 note     tests: none on this tree: 'torch-overlay test' makes them
-torch-overlay: ghstack ended with exit code 1: 3 of 3 are submitted, not ; what there is of pull requests is noted in the patches: run it again, and it goes on from there
+torch-overlay: ghstack ended with exit code 1: all is pushed, but some pull requests' texts may be old: run it again
 """,
     )
     stacked.github.before = lambda method, path: None
@@ -293,6 +293,18 @@ torch-overlay: ghstack ended with exit code 1, and what it had submitted by then
     stacked.github.before = lambda method, path: None
     stacked.submit()
     assert opened(stacked) == ALL
+
+
+REFUSALS: list[Answer] = [
+    (401, {"message": "Bad credentials"}),
+    (403, {"message": "Resource not accessible by personal access token"}),
+    (403, {"message": "API rate limit exceeded"}),
+    (404, {"message": "Not Found"}),
+    (422, {"message": "Validation Failed"}),
+    (301, {"message": "Moved Permanently"}),
+    (503, "<html>Unicorn!</html>"),
+    (0, None),
+]
 
 
 def test_refused_at_once(stacked: Stacked) -> None:
