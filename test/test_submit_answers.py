@@ -324,7 +324,9 @@ def found(stacked: Stacked, *wrongs: Wrong, code: int = 2) -> str:
 
 def test_what_is_wrong_with_the_checkout(stacked: Stacked) -> None:
     wrongs = (no_series, an_edit, an_edited_commit, a_commit_above, an_edited_patch, a_squash)
-    assert_expected_inline(found(stacked, *wrongs, commits_below, a_merge_below), """\
+    assert_expected_inline(
+        found(stacked, *wrongs, commits_below, a_merge_below),
+        """\
 no series
 PROBLEM  patches: the series is not applied: 'torch-overlay apply FOLDER/pytorch' does it first
 an edit
@@ -342,7 +344,8 @@ commits below
 PROBLEM  base: 1 commits below the series are not on origin/main, and ghstack would submit them too: 'git rebase --onto origin/main ID' leaves them out
 a merge below
 PROBLEM  base: ID is a merge, which ghstack refuses: 'git rebase origin/main' takes it out (never merge into a stack)
-""")
+""",
+    )
 
 
 def test_what_is_wrong_with_the_remote(stacked: Stacked) -> None:
@@ -369,7 +372,9 @@ def test_what_is_wrong_with_the_configuration(
 ) -> None:
     wrongs = (no_configuration, no_token, no_name, a_broken_configuration)
     monkeypatch.setenv("PATH", os.path.dirname(real_git()))
-    assert_expected_inline(found(stacked, *wrongs), """\
+    assert_expected_inline(
+        found(stacked, *wrongs),
+        """\
 no configuration
 PROBLEM  configuration: ghstack is not configured: write [ghstack] and github_url = github.com into FOLDER/.ghstackrc, see docs/submitting.md
 no token
@@ -378,14 +383,18 @@ no name
 PROBLEM  configuration: ghstack does not know your name on github.example: write github_username into FOLDER/.ghstackrc
 a broken configuration
 PROBLEM  configuration: FOLDER/.ghstackrc cannot be read: mend it, see docs/submitting.md
-""")
+""",
+    )
 
 
 def test_what_is_wrong_with_the_series(stacked: Stacked) -> None:
-    assert_expected_inline(found(stacked, a_fault_of_the_series, code=1), """\
+    assert_expected_inline(
+        found(stacked, a_fault_of_the_series, code=1),
+        """\
 a fault of the series
 PROBLEM  lint of the series: patches/stray.apatch: not listed in patches/series: list or remove it
-""")
+""",
+    )
     (stacked.folder / "series" / "patches" / "stray.apatch").write_text("")
     stacked.submit("--despite", "lint")
     assert len(stacked.github.pulls) == 3
@@ -398,7 +407,10 @@ def test_the_series_of_an_installed_tool(stacked: Stacked) -> None:
     done = stacked.overlay(
         "--series", str(stacked.folder / "_series"), "submit", str(stacked.tree), code=2
     )
-    assert_expected_inline(done.splitlines()[0] + "\n", """\
+    assert_expected_inline(
+        done.splitlines()[0] + "\n",
+        """\
 PROBLEM  series: FOLDER/_series belongs to the installed tool, and the next install replaces it: name a series of your own with --series
-""")
+""",
+    )
     assert stacked.github.pulls == []

@@ -339,7 +339,10 @@ def test_refused_when_it_opens_them(stacked: Stacked) -> None:
             continue  # ghstack waits for a minute then.
         stacked.github.before = refuse("POST .*/pulls", 1, answer)
         said.add(stacked.submit(code=2).splitlines()[-1])
-    assert_expected_inline("\n".join(said), """torch-overlay: ghstack ended with exit code 1: 0 of 3 are submitted, not one.apatch (no pull request), two.apatch (no pull request), three.apatch (no pull request); what there is of pull requests is noted in the patches: run it again, and it goes on from there""")
+    assert_expected_inline(
+        "\n".join(said),
+        """torch-overlay: ghstack ended with exit code 1: 0 of 3 are submitted, not one.apatch (no pull request), two.apatch (no pull request), three.apatch (no pull request); what there is of pull requests is noted in the patches: run it again, and it goes on from there""",
+    )
     stacked.github.before = lambda method, path: None
     stacked.submit()
     assert opened(stacked) == ALL

@@ -151,28 +151,39 @@ def run(status: Status) -> Run:
 
 
 def test_a_result_in_one_line() -> None:
-    assert_expected_inline(evidence.in_one_line(run(Status.PASSED)), """torch 2.6.0 on cpu, 1 tests, 2026-12-01T10:00:00Z""")
+    assert_expected_inline(
+        evidence.in_one_line(run(Status.PASSED)),
+        """torch 2.6.0 on cpu, 1 tests, 2026-12-01T10:00:00Z""",
+    )
     with pytest.raises(PatchError) as error:
         evidence.in_one_line(run(Status.FAILED))
-    assert_expected_inline("\n".join([error.value.message, *error.value.details]), """\
+    assert_expected_inline(
+        "\n".join([error.value.message, *error.value.details]),
+        """\
 not green: torch 2.6.0 on cpu, 1 tests, 2026-12-01T10:00:00Z
-test/test_x.py::TestX::test_y""")
+test/test_x.py::TestX::test_y""",
+    )
     with pytest.raises(PatchError, match="not green"):
         evidence.in_one_line(replace(run(Status.PASSED), after=Side("", (), ())))
 
 
 def test_a_summary_replaces_the_one_before() -> None:
     first = evidence.with_summary("Why.\n\nTorch-Version: >=2\n", "Tests: 1\n")
-    assert_expected_inline(first, """\
+    assert_expected_inline(
+        first,
+        """\
 Why.
 
 Torch-Version: >=2
 
 <!-- torch-overlay: tests -->
 Tests: 1
-<!-- torch-overlay: end -->""")
+<!-- torch-overlay: end -->""",
+    )
     second = evidence.with_summary(first + "\nMore.\n", "Tests: 2\n")
-    assert_expected_inline(second, """\
+    assert_expected_inline(
+        second,
+        """\
 Why.
 
 Torch-Version: >=2
@@ -181,5 +192,6 @@ Torch-Version: >=2
 Tests: 2
 <!-- torch-overlay: end -->
 More.
-""")
+""",
+    )
     assert evidence.with_summary(second, "") == second
