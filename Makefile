@@ -21,7 +21,7 @@ test: .venv/.installed ## run the project's tests (ARGS="-k name" is passed to p
 test-1.13: .venv/.installed ## run the series on torch 1.13.1 (downloads 3 GB)
 	@$(BIN)/python -m pytest test/heavy/test_behaviour_1_13.py $(ARGS)
 
-test-submit: .venv/.installed ## run the tests of submit on the newest ghstack (GHSTACK="==0.15.0" takes another)
+test-submit: .venv/.installed ## run the tests of submit on the newest ghstack (GHSTACK="==0.17.0" takes another)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'ghstack$(GHSTACK)'
 	@$(BIN)/python -m pytest -n 2 test/test_submit*.py $(ARGS)
 
