@@ -1,13 +1,14 @@
 # Needs Python 3.9 or newer, git and make; builds everything else.
 PYTHON ?= python3
 ARGS ?=
+GHSTACK ?=
 BIN := .venv/bin
 # What pip's Chromium needs of the system.
 CHROMIUM_LIBRARIES := libasound2 libegl1 libgbm1 libnss3 libxcomposite1 libxdamage1 libxkbcommon0 \
 	libxkbfile1 libxrandr2 libxtst6
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-upstream test-standin test-html test-1.13 dist lint venv clean
+.PHONY: help demo test test-upstream test-standin test-submit test-html test-1.13 dist lint venv clean
 
 help: ## show this
 	@sed -n 's/^\([a-z0-9.-]*\):.*## /\1\t/p' Makefile
@@ -33,6 +34,10 @@ test-html: .venv/.html ## use the HTML report in a headless Chromium (downloads 
 test-standin: .venv/.installed ## see that the CUDA stand-in is exact and hides no faults (downloads 6 GB)
 	@$(BIN)/python -m pytest test/heavy/test_standin_exact.py test/heavy/test_standin_faults.py $(ARGS)
 
+test-submit: .venv/.installed ## run the tests of submit on the newest ghstack (GHSTACK="==0.17.0" takes another)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'ghstack$(GHSTACK)'
+	@$(BIN)/python -m pytest -n 2 test/test_submit*.py $(ARGS)
+
 dist: .venv/.installed ## build the mails and whole files for every base, under dist/
 	@set -e; for base in $$($(BIN)/python -c 'from overlay.bases import BASES; print(*BASES)'); do \
 		$(BIN)/torch-overlay base fetch --source-only $$base; \
@@ -56,7 +61,7 @@ clean: ## remove what make built here (fetched torch stays in its cache)
 	@echo "Building .venv with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv --clear .venv
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'pip>=22'
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,lint]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[stack,test,lint]'
 	@touch $@
 
 .venv/.html: .venv/.installed

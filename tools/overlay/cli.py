@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, Optional
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from overlay.export import Exported
     from overlay.operations import Plan, Standing
     from overlay.series import Series
+    from overlay.stack.submit import Submission
     from overlay.targets import Target
     from overlay.verify import Report
 
@@ -36,6 +37,7 @@ Python that runs this tool.
 BASE_HELP = "Or it is the name of a fetched base ('torch-overlay base list').\n"
 
 NO_TESTS = "an installed torch has no test/"
+DROP = "drop it from patches/series, or end its Torch-Version there"
 NOTHING_APPLIED = "this tool has applied nothing there"
 
 target_argument = click.argument("target", required=False, metavar="[TARGET]")
@@ -278,19 +280,25 @@ def status(series: Optional[Path], target: Optional[str], as_json: bool) -> None
     Exits with 1 if one is in conflict, or if files of the series have other changes.
     """
     from overlay.operations import standing
+    from overlay.stack.landed import landed_by_last_fetch
     from overlay.weave import State
 
     found, patches = _open(series, target)
     result = standing(found, patches)
+    landed = landed_by_last_fetch(result, patches)
     conflict = bool(result.patches(State.CONFLICT) or result.edited)
     if as_json:
-        _print_json(_standing_json(result))
+        _print_json(_standing_json(result, landed))
     else:
-        _print_standing(result)
+        _print_standing(result, landed)
     sys.exit(1 if conflict else 0)
 
 
-def _standing_json(found: Standing) -> dict[str, object]:
+def _standing_json(
+    found: Standing, landed: Optional[Mapping[str, str]] = None
+) -> dict[str, object]:
+    from overlay.stack.identity import identity_of
+
     left_out = found.not_carried()
     return {
         "target": str(found.target.root),
@@ -304,6 +312,8 @@ def _standing_json(found: Standing) -> dict[str, object]:
                 "reason": state.reason,
                 "details": list(state.details),
                 "left_out": list(left_out.get(state.patch.name, ())),
+                "pull_request": identity_of(state.patch.message).pull_request,
+                "landed_on": (landed or {}).get(state.patch.name),
             }
             for state in found.states
         ],
@@ -311,7 +321,9 @@ def _standing_json(found: Standing) -> dict[str, object]:
     }
 
 
-def _print_standing(found: Standing) -> None:
+def _print_standing(found: Standing, landed: Mapping[str, str]) -> None:
+    from overlay.stack.identity import identity_of
+
     colours = {"applied": "green", "pending": "yellow", "in conflict": "red", "upstreamed": "cyan"}
     click.echo(str(found.target))
     left_out = found.not_carried()
@@ -324,6 +336,10 @@ def _print_standing(found: Standing) -> None:
         click.echo(click.style(f"{value:14}", colours.get(value)) + state.patch.message.subject)
         notes = [note for note in (state.reason, *state.details) if note]
         notes += [f"left out, {NO_TESTS}: {path}" for path in left_out.get(state.patch.name, ())]
+        pull = identity_of(state.patch.message).pull_request
+        notes += [pull] if pull else []
+        if state.patch.name in landed:
+            notes.append(f"landed on {landed[state.patch.name]}: {DROP}")
         for note in notes:
             click.echo(f"{'':14}{note}")
     for reason, count in others.items():
@@ -525,6 +541,116 @@ def report(files: tuple[Path, ...], form: str) -> None:
             reports.terminal(run, Console(highlight=False))
         else:
             click.echo(getattr(reports, form)(run), nl=form == "junit")
+
+
+@main.command()
+@click.argument("checkout", metavar="CHECKOUT")
+@click.option("--dry-run", is_flag=True, help="Check, show the plan, and submit nothing.")
+@click.option("--only", metavar="PATCH", help="Submit one patch alone.")
+@click.option("--from", "start", metavar="PATCH", help="Submit a patch and those above it.")
+@click.option("--message", "-m", metavar="TEXT", help="What changed; of existing pull requests.")
+@click.option("--draft", is_flag=True, help="Open new pull requests as drafts.")
+@click.option("--reviewer", metavar="NAMES", help="Ask these for a review of new ones.")
+@click.option("--label", metavar="NAMES", help="Give new ones these labels.")
+@click.option("--update-fields", is_flag=True, help="Write titles and texts anew from the patches.")
+@click.option(
+    "--despite",
+    type=click.Choice(["lint", "tests"]),
+    multiple=True,
+    help="Submit whatever this check finds.",
+)
+@click.pass_obj
+def submit(
+    series: Optional[Path],
+    /,
+    checkout: str,
+    dry_run: bool,
+    despite: tuple[str, ...],
+    **chosen: Any,
+) -> None:
+    """Submit the applied series as a stack of pull requests, with ghstack.
+
+    Nothing leaves the machine before all checks are through. Which pull request a patch is, is
+    then noted in its header, so that every later submit updates that one, from any checkout.
+    docs/submitting.md tells the whole round.
+    """
+    from overlay.errors import UsageError
+    from overlay.stack import submit as submitting
+    from overlay.targets import Checkout
+
+    found, patches = _open(series, checkout)
+    if not isinstance(found, Checkout):
+        raise UsageError(f"{checkout} is not a git checkout: ghstack submits commits")
+    options = submitting.Options(despite=despite, **chosen)
+    if options.only and options.start:
+        raise UsageError("--only and --from are two ways to name a part: choose one")
+    if dry_run:
+        planned, problems = submitting.plan_submit(found, patches, options, _say)
+        _print_submission(planned, dry_run)
+        if problems:
+            raise submitting.refusal(problems)
+        return
+    done = submitting.submit(found, patches, options, _say)
+    _print_submission(done, dry_run)
+    if done.problem:
+        _fail(done.problem)
+        sys.exit(2)
+
+
+def _print_submission(found: Submission, dry_run: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("patch", "title", "pull request", "on", "changed", "labels"):
+        table.add_column(column, overflow="fold")
+    for row in found.rows:
+        pull = row.pull or ("new" if dry_run else "none")
+        changed = row.changed if row.is_submitted else f"{row.changed} (left out)"
+        table.add_row(row.patch, row.title, pull, row.base, changed, row.labels)
+    if found.rows:
+        console = Console(width=None if sys.stdout.isatty() else 1000, markup=False)
+        with console.capture() as shown:
+            console.print(table)
+        click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()))
+    for row in found.rows if dry_run else ():
+        click.echo(f"\n--- {row.patch}: {row.title}\n{row.body}", nl=False)
+
+
+@main.command()
+@click.argument("checkout", metavar="CHECKOUT")
+@json_option
+@click.pass_obj
+def lint(series: Optional[Path], checkout: str, as_json: bool) -> None:
+    """Run the checkout's own linters, with lintrunner, on the files that the series touches.
+
+    Exits with 1 if one finds something in the lines of the series, with 2 if none could run.
+    """
+    from overlay.stack.linting import lint_applied
+
+    found, patches = _open(series, checkout)
+    linted = lint_applied(found, patches)
+    if as_json:
+        from dataclasses import asdict
+
+        _print_json(asdict(linted))
+    else:
+        for finding in linted.findings:
+            click.echo(finding)
+        for code in linted.ran:
+            click.echo(f"ran       {code}" + _in_brackets(linted.other_versions.get(code)))
+        for code, why in linted.not_run.items():
+            click.echo(f"not run   {code}: {why}")
+        if linted.elsewhere:
+            lines = _count(len(linted.elsewhere), "finding")
+            click.echo(f"{lines} in lines that the series leaves alone")
+    if not linted.ran:
+        raise linted.nothing_ran()
+    sys.exit(1 if linted.findings else 0)
+
+
+def _in_brackets(text: Optional[str]) -> str:
+    return f" ({text})" if text else ""
 
 
 @main.command()
