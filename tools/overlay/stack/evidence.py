@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib import import_module
-from typing import Any, Optional
+from typing import Optional
 
 from overlay.errors import PatchError
 from overlay.series import SeriesPatch
+from overlay.upstream import store
+from overlay.upstream.report import short
 from overlay.upstream.results import Run, Side
 
 START, END = "<!-- torch-overlay: tests -->", "<!-- torch-overlay: end -->"
@@ -16,11 +17,7 @@ START, END = "<!-- torch-overlay: tests -->", "<!-- torch-overlay: end -->"
 
 def last_result(changes: Mapping[str, Optional[bytes]]) -> Optional[Run]:
     """The last 'torch-overlay test' of the tree that these changes make; another's is not it."""
-    upstream: Any = import_module("overlay.upstream")
-    if not hasattr(upstream, "last_run"):
-        return None
-    found: Optional[Run] = upstream.last_run(upstream.fingerprint_of(changes))
-    return found
+    return store.last_run(store.fingerprint_of(changes))
 
 
 def in_one_line(run: Run) -> str:
@@ -35,11 +32,10 @@ def in_one_line(run: Run) -> str:
 
 def summary(run: Run, patch: SeriesPatch) -> str:
     """The run as a part of a pull request's text: of the tests that the patch names, if any."""
-    report: Any = import_module("overlay.upstream.report")
     files = patch.message.field("Tests")
     if files:
         run = replace(run, before=_only(run.before, files), after=_only(run.after, files))
-    return str(report.short(run)) if run.after.outcomes else ""
+    return short(run) if run.after.outcomes else ""
 
 
 def _only(side: Side, files: tuple[str, ...]) -> Side:
