@@ -255,10 +255,6 @@ def install():
     c10d._NCCL_AVAILABLE = True
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
     c10d._new_process_group_helper = _also_for_cpu(c10d._new_process_group_helper)
-    try:
-        torch.cuda.nccl.version()
-    except AttributeError:  # torch was built without it
-        torch.cuda.nccl.version = lambda: (2, 0, 0)
     for name in ("_get_object_coll_device", "_get_pg_default_device"):
         if hasattr(c10d, name):
             setattr(c10d, name, _on_cuda_where_nccl(getattr(c10d, name)))
