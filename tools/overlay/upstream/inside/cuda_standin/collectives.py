@@ -256,7 +256,7 @@ def install():
     c10d.is_nccl_available = dist.is_nccl_available = lambda: True
     c10d._new_process_group_helper = _also_for_cpu(c10d._new_process_group_helper)
     if not hasattr(torch._C, "_nccl_version"):
-        torch.cuda.nccl.version = lambda: (2, 0, 0)  # torch was built without it
+        torch.cuda.nccl.version = lambda: (2, 18, 1)  # torch was built without it
     for name in ("_get_object_coll_device", "_get_pg_default_device"):
         if hasattr(c10d, name):
             setattr(c10d, name, _on_cuda_where_nccl(getattr(c10d, name)))

@@ -323,7 +323,6 @@ def install(devices):
         "_cuda_getCurrentRawStream": lambda device: streams.current_stream(device).cuda_stream,
         "_cuda_setStream": streams.set_stream_by_id,
         "_cuda_synchronize": streams.synchronize,
-        "_nccl_version": lambda: 2 << 32 | 18 << 16 | 1,
     }
     if hasattr(torch._C, "_get_accelerator"):
         torch.device = _Device
