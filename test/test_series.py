@@ -28,6 +28,8 @@ from overlay.weave import State, Weaver
 
 ROOT = Path(__file__).parents[1]
 NESTED = "test/distributed/fsdp/test_fsdp_nested_precision.py"
+CONTAINERS = "test/distributed/fsdp/test_fsdp_input_containers.py"
+SETTLED = "test/distributed/fsdp/test_fsdp_settled_inputs.py"
 DTYPE_ERROR = "must have the same dtype"
 
 
@@ -37,7 +39,9 @@ def run(*command: object, code: int = 0) -> str:
     return done.stdout
 
 
-def run_tests(python: Path, recorder: Path, report: Path, select: str = "") -> dict[str, str]:
+def run_tests(
+    python: Path, recorder: Path, report: Path, select: str = "", path: str = NESTED
+) -> dict[str, str]:
     """The outcome of each of the series' tests ("passed", or what it says), run by an interpreter.
 
     ``recorder`` is a folder to import the series' helper from where torch does not have it.
@@ -45,7 +49,7 @@ def run_tests(python: Path, recorder: Path, report: Path, select: str = "") -> d
     environment = {**os.environ, "PYTHONPATH": str(recorder), "OMP_NUM_THREADS": "1"}
     options = ["-q", "-c", os.devnull, "--rootdir", report.parent, "-p", "no:cacheprovider"]
     options += ["-k", select, f"--junitxml={report}"]
-    command = [python, "-m", "pytest", *options, ROOT / "torch_overlay" / NESTED]
+    command = [python, "-m", "pytest", *options, ROOT / "torch_overlay" / path]
     subprocess.run(command, cwd=report.parent, env=environment, capture_output=True, check=False)
     outcomes = {}
     for case in ElementTree.parse(report).iter("testcase"):
@@ -121,8 +125,9 @@ def test_apply_and_revert_leave_the_wheel_as_it_was(
     run(*tool, "apply", venv)
     status = json.loads(run(*tool, "status", "--json", interpreter(venv)))
     states = [patch["state"] for patch in status["patches"]]
-    assert set(states) == {"applied", "not selected"} and states.count("applied") == 3
-    assert [p["left_out"] for p in status["patches"] if p["left_out"]] == [[NESTED]]
+    assert set(states) == {"applied", "not selected"} and states.count("applied") == 5
+    left_out = [path for patch in status["patches"] for path in patch["left_out"]]
+    assert left_out == [CONTAINERS, NESTED, SETTLED]
     assert snapshot() != before
     run(*tool, "revert", site)
     assert snapshot() == before
@@ -133,9 +138,12 @@ def test_apply_and_revert_leave_the_wheel_as_it_was(
             assert original == before[path][0]
 
 
-def test_the_series_passes_its_own_tests(patched: Path, tmp_path: Path) -> None:
-    outcomes = run_tests(interpreter(patched), tmp_path, tmp_path / "report.xml")
-    assert len(outcomes) >= 15
+@pytest.mark.parametrize(("path", "least"), [(NESTED, 15), (CONTAINERS, 40), (SETTLED, 6)])
+def test_the_series_passes_its_own_tests(
+    patched: Path, tmp_path: Path, path: str, least: int
+) -> None:
+    outcomes = run_tests(interpreter(patched), tmp_path, tmp_path / "report.xml", path=path)
+    assert len(outcomes) >= least
     assert {name: text for name, text in outcomes.items() if text != "passed"} == {}
 
 

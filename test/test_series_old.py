@@ -30,6 +30,7 @@ from overlay.weave import Weaver
 OLD, TRUNK = "1.13.1", "2.0.0a0"
 TREE = Path(__file__).parent / "trunk_tree"
 FSDP_1_13 = "torch/distributed/fsdp/fully_sharded_data_parallel.py"
+INPUTS = "torch/distributed/fsdp/_forward_inputs.py"
 RUNTIME = "torch/distributed/fsdp/_runtime_utils.py"
 
 
@@ -94,26 +95,35 @@ def weave(series: Series, tree: MemoryTree, version: str, count: int) -> Weaver:
         ("2.0.0", None),
         ("2.0.1+cpu", None),
         ("2.1.0a0+git1234567", "."),
-        ("2.1.0", "."),
+        ("2.2.2", "."),
+        # Where FSDP2 changes
+        *(("2.3.0", "2.3"), ("2.5.1", "2.3"), ("2.6.0", "2.6"), ("2.7.1", "2.7")),
+        *(("2.8.0", "2.8"), ("2.11.0", "2.8"), ("2.12.1", "2.12"), ("2.13.0", "2.13")),
+        ("2.15.0", "2.13"),
     ],
 )
 def test_which_version_gets_what(series: Series, version: str, folder: str | None) -> None:
     folders = {str(Path(patch.name).parent) for patch in series.selected(version)}
+    folders.discard("." if folder != "." else "")
     assert folders == ({folder} if folder else set())
 
 
-@pytest.mark.parametrize("count", range(1, 7))
+@pytest.mark.parametrize("count", range(1, 8))
 @pytest.mark.parametrize("version", [OLD, TRUNK])
 def test_every_prefix_is_sound(
     series: Series, trees: dict[str, MemoryTree], version: str, count: int
 ) -> None:
-    assert len(series.selected(version)) == 6
+    assert len(series.selected(version)) == 7
     tree = trees[version]
     changes = weave(series, tree, version, count).changes()
     report = verify(tree, ChangedTree(tree, changes), list(changes))
     assert report.findings == ()
     hook = "partial of _pre_forward is called later; still required: module, args, kwargs"
     left_open = [(finding.path, finding.message) for finding in report.unresolved]
+    # What is imported only where it is there: these versions do not compile
+    guarded = [finding for finding in left_open if finding[0] == INPUTS]
+    assert len(guarded) == (3 if count >= 6 else 0)
+    left_open = [finding for finding in left_open if finding[0] != INPUTS]
     assert left_open == ([(RUNTIME, hook)] if version == TRUNK and count > 1 else [])
 
 
@@ -126,7 +136,7 @@ def test_verify_finds_the_callers(
 ) -> None:
     """With its call of _pre_forward left as it was, forward does not pass."""
     tree = trees[version]
-    changes = weave(series, tree, version, 6).changes()
+    changes = weave(series, tree, version, 7).changes()
     content = (changes[path] or b"").decode()
     (node,) = (
         node
@@ -156,7 +166,7 @@ def test_taking_it_back_gives_the_stock_code(
         return " ".join(ast.unparse(ast.Module(kept, [])).split())
 
     tree = trees[version]
-    woven = ChangedTree(tree, weave(series, tree, version, 6).changes())
+    woven = ChangedTree(tree, weave(series, tree, version, 7).changes())
     backward = Weaver(woven, is_carried)
     assert all(backward.take_back(patch) for patch in reversed(series.selected(version)))
     for path, content in backward.changes().items():
@@ -178,13 +188,13 @@ def test_apply_and_revert_on_a_source_tree(
     (tmp_path / "version.txt").write_text(f"{version}\n")
     before = read_tree(tmp_path)
     tool = [sys.executable, "-m", "overlay"]
-    without_tests = Series(series.root, series.selected(version)[:5])
+    without_tests = Series(series.root, series.selected(version)[:6])
     operations.apply(find_target(str(tmp_path)), without_tests)
     status = subprocess.run(
         [*tool, "status", "--json", tmp_path], capture_output=True, check=True, text=True
     )
     states = [patch["state"] for patch in json.loads(status.stdout)["patches"]]
-    assert [states.count(state) for state in ("applied", "pending", "in conflict")] == [5, 1, 0]
+    assert [states.count(state) for state in ("applied", "pending", "in conflict")] == [6, 1, 0]
     assert read_tree(tmp_path) != before
     subprocess.run([*tool, "revert", tmp_path], check=True, capture_output=True)
     assert read_tree(tmp_path) == before

@@ -803,6 +803,67 @@ def bench_tests(
     sys.exit(0 if made.is_good else 1)
 
 
+@bench.command(name="cast")
+@click.option(
+    "--torch",
+    "venvs",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="VENV",
+    help="A stock torch to measure; may be given again. Default: torch 2.13.0, built in the cache.",
+)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True)
+@click.option("--markdown", is_flag=True, help="Print Markdown tables.")
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Draw µs by number of tensors on the last torch as an SVG picture.",
+)
+@json_option
+@click.pass_obj
+def bench_cast(
+    series: Optional[Path],
+    venvs: Sequence[Path],
+    device: str,
+    markdown: bool,
+    plot_file: Optional[Path],
+    as_json: bool,
+) -> None:
+    """Measure how the inputs of a forward are cast: stock torch and the series, in one run.
+
+    Exits with 1 if a goal is missed, or if anything reaches the device where nothing is cast.
+    """
+    from overlay import bench_cast as benches
+    from overlay import cast_report as report
+    from overlay import runtime
+    from overlay.errors import UsageError
+
+    if markdown and as_json:
+        raise UsageError("--json and --markdown are two ways to print it: choose one")
+    if plot_file and not plot_file.absolute().parent.is_dir():
+        raise UsageError(f"--plot: there is no folder {plot_file.absolute().parent}")
+    stock = list(venvs) or [runtime.torch_venv(progress=_say, packages=runtime.TEST_PACKAGES)]
+    patches = _load(series)
+    found = [
+        benches.bench_cast(patches, venv, device, plot_file is not None and venv == stock[-1], _say)
+        for venv in stock
+    ]
+    if plot_file:
+        plot_file.write_text(report.plot(found[-1]), encoding="utf-8")
+    if as_json:
+        _print_json([report.to_json(one) for one in found])
+    elif markdown:
+        for line in report.markdown_lines(found):
+            click.echo(line)
+    else:
+        for one in found:
+            for line in report.text_lines(one):
+                click.echo(line)
+    sys.exit(0 if all(one.met for one in found) else 1)
+
+
 @main.group()
 def base() -> None:
     """Pinned PyTorch versions: fetch their source and runtime, proven by a fingerprint."""

@@ -1,8 +1,10 @@
 # Owner(s): ["oncall: distributed"]
 
+import collections
 import contextlib
 import copy
 import itertools
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
@@ -22,6 +24,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._default_input_dtype import _init_default_input_dtypes
 from torch.distributed.fsdp._input_dtype import _get_low_precision_dtype
 from torch.distributed.fsdp.wrap import always_wrap_policy
+from torch.nn.utils.rnn import pack_sequence
 from torch.testing._internal.common_distributed import (
     ForwardRecord,
     ForwardRecorder,
@@ -66,6 +69,11 @@ class Pair(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         args, kwargs = self.extra
         return self.c2(self.c1(x), *args, **kwargs)
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: Any
 
 
 class Seen(NamedTuple):
@@ -314,6 +322,48 @@ class TestFSDPForwardInputs(FSDPTest):
         (grad,) = torch.autograd.grad(record.leaves["args[1][0]"].sum(), y)
         self.assertEqual(grad, torch.ones_like(y))
         out.float().sum().backward()
+
+    @skip_if_lt_x_gpu(2)
+    def test_containers(self):
+        """What holds something to cast is made anew, all else is the same object."""
+
+        def run(root: Optional[MixedPrecision], nested: Optional[MixedPrecision]):
+            model, _ = self.build(root=root, c2=nested)
+            other = BF16 if root is None else FP32
+            block = self.recorders(model)["c2"].module
+            forward, received = block.forward, []
+
+            def keep(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+                received.append((args, kwargs))
+                kwargs["log"].append("seen")
+                return forward(x)
+
+            block.forward = keep
+            y = self.input(7).to(FP32 if root is None else BF16)
+            given = (
+                collections.defaultdict(list, x=y),
+                Frozen(y),
+                collections.UserDict(x=y),
+                pack_sequence([y]),
+            )
+            settled = {"log": [], "frozen": Frozen(y.to(other)), "ids": (1, None)}
+            self.pair(model).extra = (given, settled)
+            model(self.input()).float().sum().backward()
+            ((args, kwargs),) = received
+            for new, old in zip(args, given):
+                self.assertIs(type(new), type(old))
+            self.assertEqual(args[0]["x"], y.to(other))
+            self.assertIs(args[0].default_factory, list)
+            self.assertIs(args[1].x, args[0]["x"])
+            self.assertIs(args[2]["x"], args[0]["x"])
+            self.assertEqual(args[3].data.dtype, other)
+            for name, value in settled.items():
+                self.assertIs(kwargs[name], value)
+            self.assertEqual(settled["log"], ["seen"])
+
+        for root, nested in ((None, mp(BF16)), (mp(BF16), None)):
+            with self.subTest(root=root):
+                run(root, nested)
 
     @skip_if_lt_x_gpu(2)
     def test_forward_without_arguments(self):
