@@ -5,7 +5,6 @@ It takes the whole of the base v1.13.1, whose torch is a download of three gigab
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,11 +151,10 @@ def broken(stock: Half, fault: Fault, tmp_path: Path) -> Iterator[Half]:
     (patches / "series").write_text("fault.apatch\n")
     (patches / "fault.apatch").write_text(MAIL + fault.hunk)
     # Beside the original, since hard links do not cross file systems.
-    folder = Path(tempfile.mkdtemp(prefix="fault-", dir=stock.venv.parent))
-    venv = copy_of(stock.venv, folder / "venv")
-    operations.apply(find_target(str(venv)), load_series(tmp_path))
-    yield Half("broken", (), venv, stock.tree)
-    shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(prefix="fault-", dir=stock.venv.parent) as folder:
+        venv = copy_of(stock.venv, Path(folder) / "venv")
+        operations.apply(find_target(str(venv)), load_series(tmp_path))
+        yield Half("broken", (), venv, stock.tree)
 
 
 def run(half: Half, fault: Fault) -> tuple[Outcome, ...]:
