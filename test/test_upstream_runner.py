@@ -6,16 +6,20 @@ import os
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import overlay.upstream
 from overlay.upstream import events
 from overlay.upstream.results import Outcome, Status
 from overlay.upstream.runner import Half, Settings, Unit, UnitResult, run_units
 
 FILES = Path(__file__).with_name("upstream_files")
+INSIDE = Path(overlay.upstream.__file__).with_name("inside")
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +119,25 @@ def test_the_rest_goes_on_after_a_crash(either: Ran) -> None:
     # Forked tests have a process each, so they cannot lean on one another.
     assert (alone[0] is Status.PASSED) == ("test_ranks" in either.results)
     assert "about to crash" in by_name(either.results["test_plain"])["test_crashes"].tail
+
+
+def test_what_others_use_stays() -> None:
+    program = """
+import multiprocessing, os, uuid
+from overlay_inside import processes
+
+before = processes.shared_memory()
+lock = multiprocessing.get_context("spawn").Lock()  # as torch's own spawned ranks have
+leaked = f"torch_{uuid.uuid4().hex}"
+open(f"/dev/shm/{leaked}", "w").close()
+made = processes.shared_memory() - before
+assert leaked in made and any(name.startswith("sem.mp-") for name in made), made
+processes.remove_shared_memory(before)
+left = processes.shared_memory()
+assert leaked not in left
+assert made - {leaked} <= left
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=INSIDE)
 
 
 def test_nothing_is_left_behind(either: Ran) -> None:

@@ -110,24 +110,25 @@ def remove_shared_memory(before: set[str]) -> None:
     for name in new:
         path = os.path.join(_SHARED_MEMORY, name)
         with suppress(OSError):
-            if os.stat(path).st_uid == os.geteuid() and path not in used:
+            found = os.stat(path)
+            if found.st_uid == os.geteuid() and found.st_ino not in used:
                 os.unlink(path)
 
 
-def _mapped() -> set[str]:
-    """The files of shared memory that some process maps or has open."""
-    found: set[str] = set()
+def _mapped() -> set[int]:
+    """The inodes of the files of shared memory that some process maps or has open.
+
+    Not their names: a semaphore is mapped by another one than it has afterwards.
+    """
+    found: set[int] = set()
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
         with suppress(OSError), open(f"/proc/{name}/maps") as maps:
-            found.update(
-                line[line.index(_SHARED_MEMORY) :].rstrip()
-                for line in maps
-                if _SHARED_MEMORY in line
-            )
+            # address, permissions, offset, device, inode, path
+            found.update(int(line.split()[4]) for line in maps if _SHARED_MEMORY in line)
         with suppress(OSError):
             for fd in os.listdir(f"/proc/{name}/fd"):
                 with suppress(OSError):
-                    found.add(os.readlink(f"/proc/{name}/fd/{fd}"))
+                    found.add(os.stat(f"/proc/{name}/fd/{fd}").st_ino)
     return found
