@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from overlay import operations
 from overlay.errors import OverlayError, TargetError, UsageError
 from overlay.git import Git
+from overlay.mails import Step
 from overlay.series import Series, load_series
 from overlay.stack import evidence, ghstack
 from overlay.stack.checks import Checks
-from overlay.stack.entries import Entry, Stack, find_entry, find_stack, read_entries
+from overlay.stack.entries import Entry, Stack, find_entry, read_entries
 from overlay.stack.github import GitHubError
 from overlay.stack.identity import FIELDS, Identity, PatchFiles, identity_in
 from overlay.stack.pulls import Planned
@@ -168,10 +168,15 @@ def _note(checks: Checks, stack: Stack, identities: Mapping[str, Identity]) -> S
             f"{target}: the commits are not those of the series any more: what there is of pull"
             " requests is noted in the patches; see 'git reflog' for what was there"
         )
-    # Known as this tool's, and as older than the patches, the commits are replaced by apply.
-    target.note_applied(stack.base, [AppliedPatch(e.patch.name, "") for e in stack.entries])
-    operations.apply(target, checks.series)
-    return find_stack(target, checks.series)
+    # Commits that are known as this tool's are replaced by the new ones.
+    patches = {patch.name: patch for patch in checks.series.patches}
+    steps = tuple(Step(patches[step.patch.name], step.changes) for step in stack.steps)
+    applied = [AppliedPatch(step.patch.name, step.patch.digest) for step in steps]
+    target.note_applied(stack.base, [])
+    target.commit(steps, applied)
+    entries = read_entries(target, stack.base, steps)
+    assert entries is not None  # commit has compared them
+    return Stack(stack.base, entries, steps)
 
 
 def _push_missing(checks: Checks, stack: Stack, found: Sequence[Planned], say: Say) -> None:
