@@ -187,7 +187,8 @@ def bench_cast(series: Series, venv: Path, device: str, counts: bool, say: Say) 
             say(f"torch {version}: {goal.name}")
             rows.append(_row(stock, goal))
         say(f"torch {version}: {MANY.split()[1]} tensors to cast")
-        many = {name: Spread.of(v) for name, v in _blocks(stock, MANY, ("each", "foreach")).items()}
+        ways = ("each", "foreach") if stock.ask("has_foreach") else ("each",)
+        many = {name: Spread.of(values) for name, values in _blocks(stock, MANY, ways).items()}
         by_count: dict[int, dict[str, float]] = {}
         for count in COUNTS if counts else ():
             say(f"torch {version}: {count} tensors")

@@ -23,7 +23,7 @@ def to_json(found: CastBench) -> dict[str, Any]:
 
 def text_lines(found: CastBench) -> Iterator[str]:
     """For a terminal."""
-    yield f"torch {found.torch}, {found.device}, one thread; µs: median (quartiles)"
+    yield f"torch {found.torch}, {found.device}, one thread; us: median (quartiles)"
     cells = [HEAD, *_rows(found)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(HEAD))]
     for row in cells:
@@ -44,17 +44,16 @@ def _notes(found: CastBench) -> Iterator[str]:
         share = found.share
         verdict = "" if share.met else ", MISSED"
         yield (
-            f"32 FSDP2 layers, 3 arguments each, nothing to cast: {share.stock.median:.0f} µs a "
+            f"32 FSDP2 layers, 3 arguments each, nothing to cast: {share.stock.median:.0f} us a "
             f"layer, of which casting takes {share.stock_share}; with the series "
             f"{share.ours.median:.0f}, of which {share.ours_share} (goal: {SHARE_GOAL:g}{verdict})"
         )
     else:
         yield f"FSDP2: not measured, {found.no_share}"
-    one, all_at_once = found.many["each"].median, found.many["foreach"].median
-    yield (
-        f"100 tensors to cast: {one:.0f} µs one by one, as it is done; {all_at_once:.0f} with "
-        "_foreach_copy_, which autograd cannot record"
-    )
+    note = f"100 tensors to cast: {found.many['each'].median:.0f} us one by one, as it is done"
+    if "foreach" in found.many:
+        note += f"; {found.many['foreach'].median:.0f} with _foreach_copy_, without autograd"
+    yield note
     seen = ", ".join(found.device_work) or "no operator, launch or wait"
     yield f"the profiler sees {seen} where nothing is cast"
 
@@ -133,7 +132,7 @@ def plot(found: CastBench) -> str:
         )
     out.append(
         f'<text x="{_LEFT + _WIDTH / 2:.0f}" y="{bottom + 40}" text-anchor="middle">'
-        f"tensors of the right dtype (µs, torch {escape(found.torch)}, one thread)</text>"
+        f"tensors of the right dtype (us, torch {escape(found.torch)}, one thread)</text>"
     )
     for name, (colour, meaning) in _LINES.items():
         points = [(x(count), y(times[name])) for count, times in found.by_count.items()]
