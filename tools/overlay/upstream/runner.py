@@ -69,7 +69,7 @@ class Settings:
     cuda: bool = False
     """Whether tests see the real CUDA devices."""
     workers: int = 1
-    timeout: float = 120
+    timeout: float = 300
     """How many seconds one test may take."""
     import_timeout: float = 300
     """How many seconds a file may take until its tests are known."""
