@@ -735,7 +735,7 @@ class TestNestedPrecisionUnits(TestCase):
         self.assertEqual(pickle.loads(pickle.dumps(explicit)), explicit)
 
     def test_handles_that_disagree(self):
-        from torch.distributed.fsdp._forward_inputs import _get_forward_dtype
+        from torch.distributed.fsdp._forward_dtype import _get_forward_dtype
 
         handles = {
             name: SimpleNamespace(_fwd_bwd_param_dtype=dtype)

@@ -64,7 +64,7 @@ except ImportError:
         return False
 
 
-# How many containers to look into before the way that knows those it has seen
+# With more containers than this, some may be in themselves
 _QUICK_LOOK = 1000
 
 
@@ -143,14 +143,19 @@ def _move_inputs(
     else stay, since they may be meant for another device, and a ``PackedSequence``
     moves itself. Returns the inputs in tuples of one each, as ``_to_kwargs`` does.
     """
-    leaves = (torch.Tensor, PackedSequence)
+
+    def is_elsewhere(x: Any) -> bool:
+        if isinstance(x, PackedSequence):
+            x = x.data
+        return isinstance(x, torch.Tensor) and x.device != device
+
     args, kwargs = _replace(
         args,
         kwargs,
-        lambda x: isinstance(x, leaves) and x.data.device != device,
+        is_elsewhere,
         lambda tensors: [x.to(device) for x in tensors],
         f"moved to {device}",
-        leaves,
+        leaves=(torch.Tensor, PackedSequence),
         containers=(tuple, list, dict),
     )
     return (args,), (kwargs,)
@@ -176,7 +181,7 @@ class _Kind(NamedTuple):
 
     # What is in the container, and whatever the others need besides
     open: Callable[[Any], Tuple[Sequence[Any], Any]]
-    # From the container, what is to be in the new one, and what ``open`` gave
+    # From the container, what ``open`` gave besides, and what is to be in the new one
     rebuild: Callable[[Any, List[Any], Any], Any]
     # Where the nth content is in the container, for example ``['image']``
     label: Callable[[Any, Any, int], str]
@@ -268,11 +273,12 @@ def _replace(
 
 def _explain(error: Exception, node: _Node, purpose: str) -> Exception:
     cls = type(node.value)
+    is_cast = purpose.startswith("cast")
     return (ValueError if isinstance(error, ValueError) else TypeError)(
         f"FSDP: tensors in {node.place()} have to be {purpose}, but this "
         f"{cls.__module__}.{cls.__qualname__} cannot be made anew with them: {error}. "
-        "Register the class with torch.utils._pytree, or leave the inputs of this "
-        "module alone with cast_forward_inputs=False."
+        "Register the class with torch.utils._pytree"
+        + (", or leave inputs alone with cast_forward_inputs=False" if is_cast else "")
     )
 
 
