@@ -1,8 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
 from expecttest import assert_expected_inline
 
 from fake_github import TOKEN
+from overlay.operations import standing
+from overlay.targets import find_target
+from overlay.upstream import store
+from overlay.upstream.results import Outcome, Run, Side, Status
 from stacks import Stacked, github, hunk, stacked, user
 
 __all__ = ["github", "stacked", "user"]
@@ -443,3 +451,34 @@ three.apatch  [FSDP] Three  https://github.example/pytorch/pytorch/pull/502  two
   labels: fsdp
 """,
     )
+
+
+def test_the_last_result_on_this_tree_is_told(
+    stacked: Stacked, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_OVERLAY_CACHE", str(tmp_path / "cache"))
+    stacked.overlay("apply", str(stacked.tree))
+    found = standing(find_target(str(stacked.tree)), stacked.patches)
+    passed = Side("", (), (Outcome("test/test_x.py::TestX::test_y", Status.PASSED, 1.0),))
+    words = ("v2.6.0", "2.6.0", "3.11.7", "Linux", "cpu, CUDA stand-in", "test/test_x.py")
+    made = Run(
+        *words,
+        tree=store.fingerprint_of(found.changes),
+        started="2026-12-01T10:00:00Z",
+        before=passed,
+        after=passed,
+    )
+    store.keep_run(made)
+    store.keep_run(replace(made, tree="another", started="2026-12-02T10:00:00Z"))
+    said = stacked.submit("--dry-run")
+    told = [line for line in said.splitlines() if " tests: " in line or line.startswith("Tests:")]
+    assert_expected_inline(
+        "\n".join(told),
+        """\
+Tests: torch 2.6.0, cpu, CUDA stand-in: green, 0 broken, 1 still passes
+Tests: torch 2.6.0, cpu, CUDA stand-in: green, 0 broken, 1 still passes
+Tests: torch 2.6.0, cpu, CUDA stand-in: green, 0 broken, 1 still passes
+ok       tests: torch 2.6.0 on cpu, CUDA stand-in, 1 tests, 2026-12-01T10:00:00Z""",
+    )
+    stacked.edit("three.apatch", "x + 'three'", "x + 'four'")
+    assert "none on this tree" in stacked.submit("--dry-run")
