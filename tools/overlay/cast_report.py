@@ -134,12 +134,12 @@ def plot(found: CastBench) -> str:
         f'<text x="{_LEFT + _WIDTH / 2:.0f}" y="{bottom + 40}" text-anchor="middle">'
         f"tensors of the right dtype (us, torch {escape(found.torch)}, one thread)</text>"
     )
+    label = 0.0
     for name, (colour, meaning) in _LINES.items():
         points = [(x(count), y(times[name])) for count, times in found.by_count.items()]
         line = "L".join(f"{across:.1f} {down:.1f}" for across, down in points)
         out.append(f'<path d="M{line}" fill="none" stroke="{colour}" stroke-width="2"/>')
         across, down = points[-1]
-        out.append(
-            f'<text x="{across + 8:.1f}" y="{down + 4:.1f}" fill="{colour}">{meaning}</text>'
-        )
+        label = max(down + 4, label + 14)  # one line of text below the last at least
+        out.append(f'<text x="{across + 8:.1f}" y="{label:.1f}" fill="{colour}">{meaning}</text>')
     return "\n".join([*out, "</svg>", ""])

@@ -22,6 +22,7 @@ quantized tensors are not.
 """
 
 import dataclasses
+import functools
 from collections import defaultdict, OrderedDict
 from collections.abc import Mapping
 from types import BuiltinFunctionType, MappingProxyType, MemberDescriptorType
@@ -29,7 +30,6 @@ from typing import (
     Any,
     Callable,
     Dict,
-    Iterable,
     List,
     NamedTuple,
     Optional,
@@ -44,6 +44,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import SUPPORTED_NODES
 
 
+_Tensor = torch.Tensor
 _Args = Tuple[Any, ...]
 _Kwargs = Dict[str, Any]
 # What an instance holds in its ``__dict__``, and in its slots
@@ -83,7 +84,7 @@ def _cast_inputs(
     for container in containers:
         for x in container.values() if type(container) is dict else container:
             cls = type(x)
-            if cls is torch.Tensor:
+            if cls is _Tensor:
                 if x.dtype is not dtype and x.dtype.is_floating_point:
                     wanted[id(x)] = x
             elif cls is list or cls is tuple or cls is dict:
@@ -94,10 +95,10 @@ def _cast_inputs(
             return _cast_all(dtype, args, kwargs)
     if not wanted:
         return args, kwargs
-    if len(set(map(id, containers))) < len(containers):
+    if len(containers) > 2 and len(set(map(id, containers))) < len(containers):
         return _cast_all(dtype, args, kwargs)
 
-    new: Dict[int, Any] = dict(zip(wanted, _cast(dtype, wanted.values())))
+    new: Dict[int, Any] = _cast(dtype, wanted)
     for container in reversed(containers):
         cls = type(container)
         copy: Any = None
@@ -123,16 +124,16 @@ def _cast_all(
             and torch.is_floating_point(x)
             and x.dtype != dtype
         ),
-        lambda tensors: _cast(dtype, tensors),
+        functools.partial(_cast, dtype),
         f"cast to {dtype}",
     )
 
 
-def _cast(dtype: torch.dtype, tensors: Iterable[torch.Tensor]) -> List[torch.Tensor]:
+def _cast(dtype: torch.dtype, tensors: Dict[int, Any]) -> Dict[int, Any]:
     if not torch.autograd._profiler_enabled():
-        return [x.to(dtype) for x in tensors]
+        return {key: x.to(dtype) for key, x in tensors.items()}
     with torch.profiler.record_function("FSDP::cast_forward_inputs"):
-        return [x.to(dtype) for x in tensors]
+        return {key: x.to(dtype) for key, x in tensors.items()}
 
 
 def _move_inputs(
@@ -153,7 +154,7 @@ def _move_inputs(
         args,
         kwargs,
         is_elsewhere,
-        lambda tensors: [x.to(device) for x in tensors],
+        lambda wanted: {key: x.to(device) for key, x in wanted.items()},
         f"moved to {device}",
         leaves=(torch.Tensor, PackedSequence),
         containers=(tuple, list, dict),
@@ -172,7 +173,7 @@ def _replace_grad_inputs(
         args,
         kwargs,
         lambda x: isinstance(x, torch.Tensor) and x.requires_grad,
-        lambda tensors: fn(*tensors),
+        lambda wanted: dict(zip(wanted, fn(*wanted.values()))),
     )
 
 
@@ -216,15 +217,15 @@ def _replace(
     args: _Args,
     kwargs: _Kwargs,
     wants: Callable[[Any], bool],
-    replace: Callable[[List[Any]], Sequence[Any]],
+    replace: Callable[[Dict[int, Any]], Dict[int, Any]],
     purpose: Optional[str] = None,
     leaves: Tuple[type, ...] = (torch.Tensor,),
     containers: Tuple[type, ...] = (object,),
 ) -> Tuple[_Args, _Kwargs]:
     """
     Replace everything in the inputs that ``wants`` is true of, looking into
-    ``containers`` and not into ``leaves``. ``replace`` gets all of it at once, and
-    each object once. A container that cannot be made anew for it is an error that
+    ``containers`` and not into ``leaves``. ``replace`` gets all of it at once, each
+    object once, by its id. A container that cannot be made anew for it is an error that
     names ``purpose``; without a purpose, the container stays.
     """
     wanted: Dict[int, Any] = {}
@@ -256,7 +257,7 @@ def _replace(
     if not wanted:
         return args, kwargs
 
-    new = dict(zip(wanted, replace(list(wanted.values()))))
+    new = replace(wanted)
     for node in nodes[:-1]:
         if new.keys().isdisjoint(map(id, node.contents)):
             continue
@@ -447,9 +448,9 @@ def _replace_in_state(
     }
     found: Set[int] = set()
 
-    def replace(values: List[Any]) -> List[Any]:
-        found.update(map(id, values))
-        return [changed[id(value)] for value in values]
+    def replace(wanted: Dict[int, Any]) -> Dict[int, Any]:
+        found.update(wanted)
+        return {key: changed[key] for key in wanted}
 
     state, _ = _replace(
         _get_state(x, slots),
