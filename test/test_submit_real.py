@@ -40,7 +40,7 @@ def test_the_whole_series_for_1_13(real: Stacked) -> None:
     real.submit("--despite", "lint")
     patches = [patch for patch in real.patches.patches if patch.takes("1.13.1")]
     pulls = real.github.pulls
-    assert len(pulls) == len(patches) == 6
+    assert len(pulls) == len(patches) == 7
     for patch, pull, commit in zip(patches, pulls, reversed(range(len(pulls)))):
         assert pull.title == patch.message.subject
         assert patch.message.body.strip() in pull.body
