@@ -10,6 +10,10 @@ import pytest
 from hypothesis import settings
 
 from overlay import runtime
+from upstream_world import World
+
+# What the runner of upstream's tests is tried on: files that crash, hang and fail.
+collect_ignore = ["upstream_files"]
 
 # The same examples on every machine; pytest --hypothesis-profile=search looks for new ones.
 settings.register_profile("default", derandomize=True, deadline=None, database=None)
@@ -47,4 +51,12 @@ def torch_copy(stock_venv: Path) -> Iterator[Callable[[], Path]]:
         return runtime.copy_of(stock_venv, Path(tempfile.mkdtemp(dir=folder)) / "venv")
 
     yield make
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def world(stock_venv: Path) -> Iterator[World]:
+    # Hard links do not cross file systems, so it lies beside the stock environment.
+    folder = Path(tempfile.mkdtemp(prefix="test-", dir=stock_venv.parent))
+    yield World(folder, stock_venv)
     shutil.rmtree(folder)

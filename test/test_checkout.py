@@ -78,7 +78,9 @@ Pull-Request: https://example.com/pull/1
         """\
 torch 2.13.0a0 in FOLDER/pytorch
 applied       [FSDP] Arguments
+              https://example.com/pull/1
 applied       [FSDP] Call
+              https://example.com/pull/1
 """,
     )
     assert "nothing to change" in repository.run("apply", tree)
@@ -449,7 +451,9 @@ def test_status_says_what_is_in_the_way(repository: Repository) -> None:
 torch 2.13.0a0 in FOLDER/pytorch
 in conflict   [FSDP] Arguments
               arguments.apatch: Adds: torch/new/added.py is there, untracked, with other content: move it away first
+              https://example.com/pull/1
 pending       [FSDP] Call
+              https://example.com/pull/1
 torch/runtime.py has uncommitted changes: commit or stash them first
 """,
     )

@@ -55,7 +55,7 @@ def run(root, c2, extra=()):
     """The dtypes that the forwards see, and that of the input's gradient, or the error."""
     torch.manual_seed(0)
     seen = {}
-    model = FSDP(Model(seen, c2, extra), mixed_precision=root)
+    model = FSDP(Model(seen, c2, extra).cuda(), mixed_precision=root)
     x = torch.randn(2, 4, requires_grad=True)
     try:
         model(x * 1).float().sum().backward()
@@ -71,7 +71,7 @@ def run(root, c2, extra=()):
 def nothing():
     """A forward without arguments, in a wrapper and around it."""
     model = FSDP(
-        Source(FSDP(Source(), mixed_precision=MixedPrecision(BF16))),
+        Source(FSDP(Source().cuda(), mixed_precision=MixedPrecision(BF16))).cuda(),
         mixed_precision=MixedPrecision(BF16),
     )
     try:
@@ -81,6 +81,7 @@ def nothing():
 
 
 def main(rank, file, out):
+    torch.cuda.set_device(rank)
     dist.init_process_group("nccl", init_method=f"file://{file}", rank=rank, world_size=2)
     left_alone = None
     if hasattr(MixedPrecision(), "cast_forward_inputs"):
@@ -100,4 +101,4 @@ def main(rank, file, out):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         arguments = (f"{folder}/rendezvous", sys.argv[1])
-        torch.multiprocessing.spawn(main, arguments, nprocs=2)
+        torch.multiprocessing.start_processes(main, arguments, nprocs=2, start_method="fork")

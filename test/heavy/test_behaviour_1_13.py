@@ -1,7 +1,6 @@
 """The series' behaviour on the real torch 1.13.1, on two ranks on the CPU.
 
-It takes FSDP's own code, with a stand-in for CUDA that is kept beside this. Its torch is a download
-of three gigabytes.
+It takes FSDP's own code, with the stand-in for CUDA. Its torch is a download of three gigabytes.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from overlay.targets import find_target
 
 VERSION = "1.13.1"
 HERE = Path(__file__).parent
+INSIDE = HERE.parents[1] / "tools/overlay/upstream/inside"
 TESTS = HERE.parents[1] / "torch_overlay/test/distributed/fsdp/test_fsdp_forward_inputs.py"
 PATCHES = load_series(own_series()).selected(VERSION)
 FP32, BF16 = ["float32"], ["bfloat16"]
@@ -55,7 +55,8 @@ def patched(stock: Path, request: pytest.FixtureRequest) -> Iterator[tuple[int, 
 
 def run(venv: Path, *arguments: object, standin: bool = True) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment["PYTHONPATH"] = str(HERE / "cuda_standin") if standin else ""
+    environment["PYTHONPATH"] = str(INSIDE)
+    environment["TORCH_OVERLAY_CUDA_STANDIN"] = "2" if standin else ""
     command = [str(interpreter(venv)), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 

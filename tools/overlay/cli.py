@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Optional
+from typing import TYPE_CHECKING, Any, Callable, NoReturn, Optional
 
 import click
 
 from overlay.errors import OverlayError
 
 if TYPE_CHECKING:
-    from overlay.bases import BaseState
+    from overlay.bases import Base, BaseState
     from overlay.demo import Demo
     from overlay.export import Exported
     from overlay.operations import Plan, Standing
     from overlay.series import Series
+    from overlay.stack.submit import Submission
     from overlay.targets import Target
     from overlay.verify import Report
 
@@ -35,6 +37,7 @@ Python that runs this tool.
 BASE_HELP = "Or it is the name of a fetched base ('torch-overlay base list').\n"
 
 NO_TESTS = "an installed torch has no test/"
+DROP = "drop it from patches/series, or end its Torch-Version there"
 NOTHING_APPLIED = "this tool has applied nothing there"
 
 target_argument = click.argument("target", required=False, metavar="[TARGET]")
@@ -43,6 +46,21 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 class _Group(click.Group):
     """A group whose errors are one clear line, then details, with the error's exit code."""
+
+    _command: Optional[str] = None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        finally:
+            self._command = ctx.invoked_subcommand
+
+    def _prints_json(self) -> bool:
+        """Whether standard output is for JSON; 'test' can write it to a file instead."""
+        if "--json" not in sys.argv:
+            return False
+        after = sys.argv[sys.argv.index("--json") + 1 :]
+        return self._command != "test" or after[:1] == ["-"]
 
     def main(self, *args: Any, **kwargs: Any) -> NoReturn:
         try:
@@ -60,7 +78,7 @@ class _Group(click.Group):
             sys.exit(2)
         except OverlayError as error:
             _fail(error.message, error.details)
-            if "--json" in sys.argv:
+            if self._prints_json():
                 _print_json({"error": error.message, "details": list(error.details)})
             sys.exit(error.exit_code)
         except BrokenPipeError:
@@ -135,7 +153,16 @@ def _working(what: str) -> Iterator[None]:
 
 
 def _print_json(value: object) -> None:
-    click.echo(json.dumps(value, indent=2))
+    click.echo(_json(value), nl=False)
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
 
 
 def _count(number: int, noun: str, plural: str = "") -> str:
@@ -253,19 +280,25 @@ def status(series: Optional[Path], target: Optional[str], as_json: bool) -> None
     Exits with 1 if one is in conflict, or if files of the series have other changes.
     """
     from overlay.operations import standing
+    from overlay.stack.landed import landed_by_last_fetch
     from overlay.weave import State
 
     found, patches = _open(series, target)
     result = standing(found, patches)
+    landed = landed_by_last_fetch(result, patches)
     conflict = bool(result.patches(State.CONFLICT) or result.edited)
     if as_json:
-        _print_json(_standing_json(result))
+        _print_json(_standing_json(result, landed))
     else:
-        _print_standing(result)
+        _print_standing(result, landed)
     sys.exit(1 if conflict else 0)
 
 
-def _standing_json(found: Standing) -> dict[str, object]:
+def _standing_json(
+    found: Standing, landed: Optional[Mapping[str, str]] = None
+) -> dict[str, object]:
+    from overlay.stack.identity import identity_of
+
     left_out = found.not_carried()
     return {
         "target": str(found.target.root),
@@ -279,6 +312,8 @@ def _standing_json(found: Standing) -> dict[str, object]:
                 "reason": state.reason,
                 "details": list(state.details),
                 "left_out": list(left_out.get(state.patch.name, ())),
+                "pull_request": identity_of(state.patch.message).pull_request,
+                "landed_on": (landed or {}).get(state.patch.name),
             }
             for state in found.states
         ],
@@ -286,7 +321,9 @@ def _standing_json(found: Standing) -> dict[str, object]:
     }
 
 
-def _print_standing(found: Standing) -> None:
+def _print_standing(found: Standing, landed: Mapping[str, str]) -> None:
+    from overlay.stack.identity import identity_of
+
     colours = {"applied": "green", "pending": "yellow", "in conflict": "red", "upstreamed": "cyan"}
     click.echo(str(found.target))
     left_out = found.not_carried()
@@ -299,6 +336,10 @@ def _print_standing(found: Standing) -> None:
         click.echo(click.style(f"{value:14}", colours.get(value)) + state.patch.message.subject)
         notes = [note for note in (state.reason, *state.details) if note]
         notes += [f"left out, {NO_TESTS}: {path}" for path in left_out.get(state.patch.name, ())]
+        pull = identity_of(state.patch.message).pull_request
+        notes += [pull] if pull else []
+        if state.patch.name in landed:
+            notes.append(f"landed on {landed[state.patch.name]}: {DROP}")
         for note in notes:
             click.echo(f"{'':14}{note}")
     for reason, count in others.items():
@@ -466,6 +507,153 @@ def import_(checkout: Path, revisions: tuple[str, ...], output: Path, as_json: b
 
 
 @main.command()
+@click.argument(
+    "files",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="RUN.json...",
+)
+@click.option(
+    "--as",
+    "form",
+    type=click.Choice(["text", "markdown", "short", "html", "junit", "table"]),
+    default="text",
+    show_default=True,
+    help="short is for a pull request's body; table is of all the runs together.",
+)
+def report(files: tuple[Path, ...], form: str) -> None:
+    """Print kept runs of upstream's tests ('torch-overlay test --json') in another form."""
+    from rich.console import Console
+
+    from overlay.errors import UsageError
+    from overlay.upstream import report as reports
+    from overlay.upstream.results import read_run
+
+    runs = [read_run(file) for file in files]
+    if form == "table":
+        click.echo(reports.table(runs), nl=False)
+        return
+    if form in ("html", "junit") and len(runs) > 1:
+        raise UsageError(f"--as {form} is of one run: name one file, not {len(runs)}")
+    for run in runs:
+        if form == "text":
+            reports.terminal(run, Console(highlight=False))
+        else:
+            click.echo(getattr(reports, form)(run), nl=form == "junit")
+
+
+@main.command()
+@click.argument("checkout", metavar="CHECKOUT")
+@click.option("--dry-run", is_flag=True, help="Check, show the plan, and submit nothing.")
+@click.option("--only", metavar="PATCH", help="Submit one patch alone.")
+@click.option("--from", "start", metavar="PATCH", help="Submit a patch and those above it.")
+@click.option("--message", "-m", metavar="TEXT", help="What changed; of existing pull requests.")
+@click.option("--draft", is_flag=True, help="Open new pull requests as drafts.")
+@click.option("--reviewer", metavar="NAMES", help="Ask these for a review of new ones.")
+@click.option("--label", metavar="NAMES", help="Give new ones these labels.")
+@click.option("--update-fields", is_flag=True, help="Write titles and texts anew from the patches.")
+@click.option(
+    "--despite",
+    type=click.Choice(["lint", "tests"]),
+    multiple=True,
+    help="Submit whatever this check finds.",
+)
+@click.pass_obj
+def submit(
+    series: Optional[Path],
+    /,
+    checkout: str,
+    dry_run: bool,
+    despite: tuple[str, ...],
+    **chosen: Any,
+) -> None:
+    """Submit the applied series as a stack of pull requests, with ghstack.
+
+    Nothing leaves the machine before all checks are through. Which pull request a patch is, is
+    then noted in its header, so that every later submit updates that one, from any checkout.
+    docs/submitting.md tells the whole round.
+    """
+    from overlay.errors import UsageError
+    from overlay.stack import submit as submitting
+    from overlay.targets import Checkout
+
+    found, patches = _open(series, checkout)
+    if not isinstance(found, Checkout):
+        raise UsageError(f"{checkout} is not a git checkout: ghstack submits commits")
+    options = submitting.Options(despite=despite, **chosen)
+    if options.only and options.start:
+        raise UsageError("--only and --from are two ways to name a part: choose one")
+    if dry_run:
+        planned, problems = submitting.plan_submit(found, patches, options, _say)
+        _print_submission(planned, dry_run)
+        if problems:
+            raise submitting.refusal(problems)
+        return
+    done = submitting.submit(found, patches, options, _say)
+    _print_submission(done, dry_run)
+    if done.problem:
+        _fail(done.problem)
+        sys.exit(2)
+
+
+def _print_submission(found: Submission, dry_run: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("patch", "title", "pull request", "on", "changed", "labels"):
+        table.add_column(column, overflow="fold")
+    for row in found.rows:
+        pull = row.pull or ("new" if dry_run else "none")
+        changed = row.changed if row.is_submitted else f"{row.changed} (left out)"
+        table.add_row(row.patch, row.title, pull, row.base, changed, row.labels)
+    if found.rows:
+        console = Console(width=None if sys.stdout.isatty() else 1000, markup=False)
+        with console.capture() as shown:
+            console.print(table)
+        click.echo("\n".join(line.rstrip() for line in shown.get().splitlines()))
+    for row in found.rows if dry_run else ():
+        click.echo(f"\n--- {row.patch}: {row.title}\n{row.body}", nl=False)
+
+
+@main.command()
+@click.argument("checkout", metavar="CHECKOUT")
+@json_option
+@click.pass_obj
+def lint(series: Optional[Path], checkout: str, as_json: bool) -> None:
+    """Run the checkout's own linters, with lintrunner, on the files that the series touches.
+
+    Exits with 1 if one finds something in the lines of the series, with 2 if none could run.
+    """
+    from overlay.stack.linting import lint_applied
+
+    found, patches = _open(series, checkout)
+    linted = lint_applied(found, patches)
+    if as_json:
+        from dataclasses import asdict
+
+        _print_json(asdict(linted))
+    else:
+        for finding in linted.findings:
+            click.echo(finding)
+        for code in linted.ran:
+            click.echo(f"ran       {code}" + _in_brackets(linted.other_versions.get(code)))
+        for code, why in linted.not_run.items():
+            click.echo(f"not run   {code}: {why}")
+        if linted.elsewhere:
+            lines = _count(len(linted.elsewhere), "finding")
+            click.echo(f"{lines} in lines that the series leaves alone")
+    if not linted.ran:
+        raise linted.nothing_ran()
+    sys.exit(1 if linted.findings else 0)
+
+
+def _in_brackets(text: Optional[str]) -> str:
+    return f" ({text})" if text else ""
+
+
+@main.command()
 @json_option
 @click.pass_obj
 def demo(series: Optional[Path], as_json: bool) -> None:
@@ -508,6 +696,34 @@ def _print_demo(shown: Demo) -> None:
     click.echo(f"The patched torch is in {shown.patched}")
 
 
+def _test_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """What a run of upstream's tests and its benchmark both take."""
+    for option in (
+        click.option(
+            "--timeout", default=300.0, show_default=True, help="Seconds a test may take."
+        ),
+        click.option("-j", "--jobs", type=click.IntRange(1), help="Files at a time."),
+        click.option("-k", "keyword", default="", metavar="EXPR", help="Tests, as pytest's -k."),
+        click.option("--all", "every", is_flag=True, help="All of test/distributed/fsdp."),
+        click.option("--related", is_flag=True, help="Files that the patches name (the default)."),
+        click.argument("names", nargs=-1, metavar="[BASE] [FILES]..."),
+    ):
+        command = option(command)
+    return command
+
+
+def _base_and_files(names: Sequence[str], every: bool, related: bool) -> tuple[Base, list[str]]:
+    from overlay.bases import DEFAULT_BASE, find_base
+    from overlay.errors import UsageError
+
+    has_base = bool(names) and not re.match(r"test|.*/|.*\.py$", names[0])
+    base = find_base(names[0] if has_base else DEFAULT_BASE)
+    files = list(names[1:] if has_base else names)
+    if [bool(files), every, related].count(True) > 1:
+        raise UsageError("files, --all and --related are three ways to choose tests: use one")
+    return base, files
+
+
 @main.group()
 def bench() -> None:
     """Measure what the tool's commands cost; ratios are of one run on one machine."""
@@ -548,6 +764,43 @@ def bench_apply(series: Optional[Path], as_json: bool) -> None:
                 + ("" if cost.within_limit else "  OVER ITS LIMIT")
             )
     sys.exit(0 if all(cost.within_limit for cost in costs) else 1)
+
+
+@bench.command(name="tests")
+@_test_options
+@json_option
+@click.pass_obj
+def bench_tests(
+    series: Optional[Path],
+    names: tuple[str, ...],
+    related: bool,
+    every: bool,
+    keyword: str,
+    jobs: Optional[int],
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Measure the forked runner of 'test' beside ordinary pytest with spawned ranks.
+
+    Both run the same files of the unpatched half, on the CPU. Exits with 1 if a test's verdict
+    differs, or if the forked runner is not five times faster.
+    """
+    from overlay.upstream import bench as benches
+    from overlay.upstream.compare import Request
+    from overlay.upstream.report import LiveView
+
+    base, files = _base_and_files(names, every, related)
+    request = Request(
+        tuple(files), keyword, every, device="cpu", workers=jobs, timeout=timeout, fresh=True
+    )
+    with LiveView() as view:
+        made = benches.bench_tests(base, _load(series), request, view.on_event)
+    if as_json:
+        _print_json(made.as_json())
+    else:
+        for line in made.lines():
+            click.echo(line)
+    sys.exit(0 if made.is_good else 1)
 
 
 @bench.command(name="cast")
@@ -683,6 +936,98 @@ def base_path(name: str) -> None:
     from overlay.bases import find_base, path_of
 
     click.echo(path_of(find_base(name)))
+
+
+@main.command()
+@_test_options
+@click.option(
+    "--device",
+    type=click.Choice(["auto", "cpu", "cuda"]),
+    default="auto",
+    show_default=True,
+    help="Real CUDA devices, or the CPU; auto takes CUDA where there are two devices.",
+)
+@click.option("--shard", metavar="K/N", help="The K-th of N shares that take equally long.")
+@click.option(
+    "--one-device",
+    is_flag=True,
+    help="With one CUDA device, leave out the tests that need two instead of refusing.",
+)
+@click.option("--isolate", is_flag=True, help="Upstream's own way: a fresh interpreter each time.")
+@click.option("--fresh", is_flag=True, help="Run the stock half too if its results are kept.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the run as JSON; - prints it.")
+@click.option("--junit", "junit_file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--html", "html_file", type=click.Path(path_type=Path), metavar="FILE")
+@click.option("--summary", "summary_file", type=click.Path(path_type=Path), metavar="FILE")
+@click.pass_obj
+def test(
+    series: Optional[Path],
+    names: tuple[str, ...],
+    related: bool,
+    every: bool,
+    keyword: str,
+    device: str,
+    shard: Optional[str],
+    jobs: Optional[int],
+    timeout: float,
+    isolate: bool,
+    fresh: bool,
+    one_device: bool,
+    json_file: Optional[str],
+    junit_file: Optional[Path],
+    html_file: Optional[Path],
+    summary_file: Optional[Path],
+) -> None:
+    """Run PyTorch's own FSDP tests on a base, before and after the series.
+
+    BASE is one of 'base list' whose source is fetched, v2.13.0 by default; FILES are test files or
+    folders of PyTorch's tree, or the names of files in test/distributed/fsdp. Without FILES those
+    run that the patches name in their Tests fields. On the CPU, a stand-in for CUDA lets upstream's
+    tests run, and their ranks are forked from one process instead of spawned.
+
+    Results on the stock torch are kept, so that only the half with the series runs again. Shards
+    are dealt by how long tests took in runs of all of them; together they are all tests if they are
+    of the same plan, which each result names. Exits with 1 if a test is broken, did not run, or
+    fails and is not known to. With GITHUB_STEP_SUMMARY set, the summary goes there too.
+    """
+    from overlay.upstream import compare, report
+    from overlay.upstream.selection import parse_shard
+
+    base, files = _base_and_files(names, every, related)
+    request = compare.Request(
+        files=tuple(files),
+        keyword=keyword,
+        every=every,
+        device=device,
+        shard=parse_shard(shard) if shard else None,
+        workers=jobs,
+        timeout=timeout,
+        isolate=isolate,
+        fresh=fresh,
+        one_device=one_device,
+    )
+    with report.LiveView() as view:
+        run = compare.run(base, _load(series), request, view.on_event)
+    markdown = report.markdown(run) + "\n"
+    if junit_file:
+        _write(junit_file, report.junit(run))
+    if html_file:
+        _write(html_file, report.html(run))
+    if summary_file:
+        _write(summary_file, markdown)
+    if json_file and json_file != "-":
+        _write(Path(json_file), _json(run.as_json()))
+    step_summary = os.environ.get("GITHUB_STEP_SUMMARY")
+    if step_summary:
+        with open(step_summary, "a", encoding="utf-8") as summary:
+            summary.write(markdown)
+    if json_file == "-":
+        click.echo(_json(run.as_json()), nl=False)
+    else:
+        from rich.console import Console
+
+        report.terminal(run, Console(highlight=False))
+    sys.exit(0 if run.is_green else 1)
 
 
 @main.command()

@@ -232,7 +232,7 @@ def _write(commits: Sequence[Commit], folder: Path) -> list[Imported]:
     if not names:
         raise UsageError("these commits change nothing: there is nothing to import")
     listing = "".join(f"{name}\n" for name in names)
-    (folder / "patches" / "series").write_text(listing, encoding="utf-8", newline="\n")
+    (folder / "patches" / "series").write_bytes(listing.encode())
     return done
 
 
@@ -296,7 +296,7 @@ def _weaves(path: str, before: bytes, found: Anchored) -> bool:
 
 
 def _put(folder: Path, name: str, text: str) -> None:
-    (folder / "patches" / name).write_text(text, encoding="utf-8", newline="\n")
+    (folder / "patches" / name).write_bytes(text.encode())
 
 
 def _why_not_anchored(entry: Entry) -> Optional[str]:

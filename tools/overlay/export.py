@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from overlay import operations
-from overlay.bases import find_base, path_of, state_of
+from overlay.bases import Base, find_base, path_of, state_of
 from overlay.errors import PatchError, TargetError, UsageError
 from overlay.mails import FILE_MODE, Mail, Step, render
 from overlay.series import Series, SeriesPatch
@@ -50,13 +50,17 @@ def source_of(where: Optional[str]) -> Target:
     """
     if where is not None and not os.path.lexists(where):
         with suppress(UsageError):  # Then it is no base's name either.
-            found = find_base(where)
-            target = find_target(str(path_of(found)))
-            source = state_of(found).source
-            if isinstance(target, Checkout) and source is not None:
-                return target.at(source.commit)
-            return target
+            return source_of_base(find_base(where))
     return find_target(where)
+
+
+def source_of_base(base: Base) -> Target:
+    """A fetched base's source at its pinned commit; BaseError if it is not fetched."""
+    target = find_target(str(path_of(base)))
+    source = state_of(base).source
+    if isinstance(target, Checkout) and source is not None:
+        return target.at(source.commit)
+    return target
 
 
 def render_series(target: Target, series: Series) -> Exported:

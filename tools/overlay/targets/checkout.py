@@ -260,9 +260,13 @@ class Checkout(SourceTree):
             self._move(commits[-1] if commits else base, "torch-overlay: apply")
             if commits:
                 with suppress(TargetError):  # It only saves work.
-                    applied = _Applied(base, tuple(series))
-                    self._write_json(self._applied / commits[-1], asdict(applied))
+                    self.note_applied(base, series)
             return commits
+
+    def note_applied(self, base: str, series: Sequence[AppliedPatch]) -> None:
+        """Keep a note that the commits above ``base`` are these patches, whoever made them."""
+        self._refresh()
+        self._write_json(self._applied / self.head, asdict(_Applied(base, tuple(series))))
 
     def drop_to(self, base: str) -> tuple[list[str], list[str]]:
         """Take the commits above ``base`` off; return the files and the commits."""

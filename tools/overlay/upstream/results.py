@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, Optional
+
+from overlay.errors import UsageError
 
 
 class Status(str, Enum):
@@ -127,6 +131,11 @@ class Change:
             return Verdict.NEWLY_RUN
         return Verdict.FIXED if before.failed else Verdict.STILL_PASSES
 
+    @property
+    def is_bad(self) -> bool:
+        """Whether it keeps the run from being green: it got worse, or fails and is not known to."""
+        return self.verdict.is_bad or (self.verdict is Verdict.STILL_FAILS and not self.known)
+
 
 @dataclass(frozen=True)
 class Run:
@@ -168,10 +177,7 @@ class Run:
     @property
     def is_green(self) -> bool:
         """Whether nothing is broken, everything ran, and nothing fails that is not known."""
-        bad = any(
-            change.verdict.is_bad or (change.verdict is Verdict.STILL_FAILS and not change.known)
-            for change in self.changes
-        )
+        bad = any(change.is_bad for change in self.changes)
         return bool(self.after.outcomes) and not bad and not self.problems
 
     def as_json(self) -> dict[str, Any]:
@@ -182,6 +188,18 @@ class Run:
 def run_from_json(value: Mapping[str, Any]) -> Run:
     """What ``Run.as_json`` wrote. Raises KeyError, TypeError or ValueError on anything else."""
     return Run(**{**value, "before": _side(value["before"]), "after": _side(value["after"])})
+
+
+def read_run(file: Path) -> Run:
+    """The run in a file that ``torch-overlay test --json`` wrote."""
+    try:
+        return run_from_json(json.loads(file.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}") from None
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"{file} is not a run of upstream's tests; 'torch-overlay test --json' writes one"
+        ) from None
 
 
 def _side(value: Mapping[str, Any]) -> Side:

@@ -1,0 +1,51 @@
+"""Known failures: what upstream's own tests cannot do on a base and device, with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from overlay.errors import UsageError
+from overlay.upstream.results import Outcome, Problem
+
+_FOLDER = Path(__file__).with_name("known")
+
+
+def path_for(base: str, device: str) -> Path:
+    """The file of a base and a device, ``cpu`` or ``cuda``; it need not be there."""
+    return _FOLDER / f"{base}-{device}.txt"
+
+
+def load(path: Path) -> dict[str, str]:
+    """Tests and reasons, from lines such as ``test/x.py::TestX::test_y: reason``."""
+    known: dict[str, str] = {}
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        test, _, reason = (part.strip() for part in line.partition(": "))
+        if "::" not in test or not reason:
+            raise UsageError(f"{path}:{number}: not 'test id: reason': {line.strip()}")
+        if test in known:
+            raise UsageError(f"{path}:{number}: {test} stands twice: remove one")
+        known[test] = reason
+    return known
+
+
+def check(
+    known: Mapping[str, str], before: Iterable[Outcome], whole_files: Iterable[str]
+) -> list[Problem]:
+    """Entries that do not fail on stock, or that no test of a wholly run file matches."""
+    outcomes = {outcome.test: outcome for outcome in before}
+    files = set(whole_files)
+    problems = []
+    for test in known:
+        if test in outcomes and not outcomes[test].failed:
+            what = (
+                f"is among the known failures, but {outcomes[test].status.value}: remove it there"
+            )
+            problems.append(Problem(test, what))
+        elif test not in outcomes and test.split("::", 1)[0] in files:
+            what = "is among the known failures, but there is no such test: remove it there"
+            problems.append(Problem(test, what))
+    return problems
