@@ -110,7 +110,8 @@ class _Layer(nn.Module):
 def join() -> None:
     """A process group of this process alone."""
     if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
 
 
 @functools.lru_cache(None)
