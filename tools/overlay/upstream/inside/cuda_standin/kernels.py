@@ -22,39 +22,50 @@ _NOT_ON_CUDA_EITHER = tuple(
 def tensors_in(args, kwargs):
     """The tensors among an operation's arguments, in order."""
     found = []
-    for value in (*args, *kwargs.values()):
+    for value in (*args, *kwargs.values()) if kwargs else args:
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
-            found.extend(one for one in value if isinstance(one, torch.Tensor))
+            found.extend([one for one in value if isinstance(one, torch.Tensor)])
     return found
 
 
-_lacks = set()
-"""The operations and low precisions of which the CPU has no kernel, as far as is known.
+_lacks = {}
+"""For an operation, the low precisions of which the CPU has no kernel, as far as is known.
 
 That of old for norms in float16 sums up in float16, which CUDA's does not.
 """
 for _norm in (torch.ops.aten.norm, torch.ops.aten.linalg_vector_norm):
-    _lacks.update((getattr(_norm, overload), torch.float16) for overload in _norm.overloads())
+    _lacks.update((getattr(_norm, overload), {torch.float16}) for overload in _norm.overloads())
 
 
 def run(func, args, kwargs, tensors):
     """Compute for CUDA by the CPU's kernel; in float32 where it lacks this low precision."""
-    found = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-    low = next(iter(found)) if len(found) == 1 else None
-    if (func, low) not in _lacks:
+    low = _known_to_be_missing(func, tensors)
+    if low is None:
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
             low = _missing_precision(str(error))
             if low is None or func._schema.name.startswith(_NOT_ON_CUDA_EITHER):
                 raise
-        if len(found) > 1 and not any(word in str(func) for word in _MIXED_DTYPES):
-            raise _mixed_dtypes(found) from None  # CUDA refuses these, too
-        if len(found) == 1:
-            _lacks.add((func, low))  # finding out takes long
+    found = _dtypes(tensors)
+    if found == {low}:
+        _lacks.setdefault(func, set()).add(low)  # finding out takes long
+    elif len(found) > 1 and not any(word in str(func) for word in _MIXED_DTYPES):
+        raise _mixed_dtypes(found)  # CUDA refuses these, too
     return _in_float32(func, args, kwargs, low, keeps_float32=len(found) > 1)
+
+
+def _known_to_be_missing(func, tensors):
+    if func not in _lacks:
+        return None
+    found = _dtypes(tensors)
+    return next(iter(found)) if len(found) == 1 and found <= _lacks[func] else None
+
+
+def _dtypes(tensors):
+    return {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
 
 
 def _missing_precision(message):

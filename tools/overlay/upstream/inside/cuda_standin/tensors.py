@@ -26,14 +26,14 @@ def cuda_device(index):
 
 def device_of(tensor):
     """The device that a tensor is on, as upstream's code is to see it."""
+    index = index_of(tensor)
+    if index is not None:
+        return cuda_device(index)
     own = _own_device(tensor)
-    if own.type != "cpu":
-        return own
-    if is_wrapper(type(tensor)):
+    if own.type == "cpu" and is_wrapper(type(tensor)):
         inner = tensor.__tensor_flatten__()[0] if hasattr(tensor, "__tensor_flatten__") else ()
         return device_of(getattr(tensor, inner[0])) if inner else own
-    index = index_of(tensor)
-    return own if index is None else cuda_device(index)
+    return own
 
 
 def _make_wrapper(kind, *args, device=None, **kwargs):
