@@ -560,7 +560,8 @@ class TestCastTensors(InputTest):
         with torch.inference_mode():
             new = self.check(torch.ones(2), True)
             self.assertTrue(new.is_inference())
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        with torch.autocast(device, dtype=torch.bfloat16):
             self.check(torch.ones(2), True)
             self.check(self.low, False)
 

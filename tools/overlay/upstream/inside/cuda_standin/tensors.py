@@ -284,11 +284,16 @@ def _like(own):
     return make
 
 
-def _construct(cls, *args, **kwargs):
-    """``torch.Tensor(...)``, which in old torch cannot take what a mode has handled."""
-    is_watched = torch._C._len_torch_dispatch_stack() > 0
-    with _pop_mode_temporarily() if is_watched else contextlib.nullcontext():
-        return _base.__new__(cls, *args, **kwargs)
+def _unwatched(own):
+    """Makers of a Python object, which in old torch cannot take a tensor that a mode has handled."""
+
+    @functools.wraps(own)
+    def make(*args, **kwargs):
+        is_watched = torch._C._len_torch_dispatch_stack() > 0
+        with _pop_mode_temporarily() if is_watched else contextlib.nullcontext():
+            return own(*args, **kwargs)
+
+    return make
 
 
 _LIKE = "empty_like zeros_like ones_like full_like rand_like randn_like randint_like"
@@ -403,7 +408,8 @@ def install():
         if hasattr(tensor, name):
             setattr(tensor, name, _like(getattr(tensor, name)))
     if hasattr(torch._C, "_set_torch_dispatch_mode"):
-        tensor.__new__ = staticmethod(_construct)
+        tensor.__new__ = staticmethod(_unwatched(_base.__new__))
+        tensor.as_subclass = _unwatched(tensor.as_subclass)
     tensor._make_wrapper_subclass = staticmethod(_make_wrapper)
     tensor.record_stream = lambda self, stream: None
     _Storage.device = property(_storage_device)
