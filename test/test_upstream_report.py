@@ -26,7 +26,7 @@ import upstream_run
 from overlay.bases import find_base
 from overlay.cli import main
 from overlay.upstream import events, report
-from overlay.upstream.results import Outcome, Problem, Run, Side, Status
+from overlay.upstream.results import SOMETIMES, Outcome, Problem, Run, Side, Status
 from upstream_run import outcome
 
 WORKFLOW = Path(__file__).parents[1] / ".github" / "workflows" / "gpu.yml"
@@ -334,7 +334,8 @@ def runs(draw: Callable[[Any], Any]) -> Run:
         before = [Outcome(test, status, 1.0) for test, status in zip(tests, statuses)]
     problems = draw(st.lists(st.builds(Problem, texts, texts, texts), max_size=1))
     tests = [each.test for each in before]
-    known = draw(st.dictionaries(st.sampled_from(tests), texts, max_size=4)) if tests else {}
+    reasons = st.one_of(texts, texts.map(SOMETIMES.__add__))
+    known = draw(st.dictionaries(st.sampled_from(tests), reasons, max_size=4)) if tests else {}
     return upstream_run.a_run(before, after, problems, known)
 
 
@@ -357,6 +358,22 @@ def test_junit_has_every_test_and_no_green_one_that_did_not_pass(run: Run) -> No
     cases = [case for suite in xml for case in suite]
     assert len(cases) >= len(run.changes) + len(run.problems)
     assert sum(case.is_passed for case in cases) == len(passed)
+
+
+@pytest.mark.parametrize("before", Status)
+@pytest.mark.parametrize("after", Status)
+def test_a_race_proves_nothing_and_hides_no_skip(before: Status, after: Status) -> None:
+    test = "test_a.py::test_race"
+    sides = [outcome(test, before)], [outcome(test, after)]
+    known = {f"{upstream_run.FSDP}/{test}": SOMETIMES + "a race"}
+    (change,) = upstream_run.a_run(*sides, known=known).changes
+    if Status.SKIPPED in (before, after):
+        assert not change.is_known_failure
+        (plain,) = upstream_run.a_run(*sides).changes
+        assert change.is_bad is plain.is_bad
+    else:
+        assert change.is_known_failure is (before is not Status.PASSED or after is not before)
+        assert not change.is_bad
 
 
 class Texts(html.parser.HTMLParser):

@@ -152,6 +152,10 @@ test/a.py::passes: is among the known failures, but passed: remove it there
 test/a.py::skipped: is among the known failures, but skipped: remove it there
 test/a.py::absent: is among the known failures, but there is no such test: remove it there""",
     )
+    sometimes = {test: f"sometimes: {reason}" for test, reason in names.items()}
+    assert [problem.where.rsplit("::")[-1] for problem in known.check(sometimes, before, [])] == [
+        "skipped"
+    ]
     # With -k, or in a shard, not every test of a file is there.
     assert len(known.check(names, before, [])) == 2
 

@@ -700,7 +700,7 @@ def _test_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """What a run of upstream's tests and its benchmark both take."""
     for option in (
         click.option(
-            "--timeout", default=300.0, show_default=True, help="Seconds a test may take."
+            "--timeout", default=600.0, show_default=True, help="Seconds a test may take."
         ),
         click.option("-j", "--jobs", type=click.IntRange(1), help="Files at a time."),
         click.option("-k", "keyword", default="", metavar="EXPR", help="Tests, as pytest's -k."),

@@ -12,6 +12,10 @@ from typing import Any, Optional
 from overlay.errors import UsageError
 
 
+SOMETIMES = "sometimes: "
+"""How the reason of a known failure begins whose test also passes at times, as in a race."""
+
+
 class Status(str, Enum):
     """How one test ended. Only PASSED is green; SKIPPED is a test's own decision."""
 
@@ -132,9 +136,20 @@ class Change:
         return Verdict.FIXED if before.failed else Verdict.STILL_PASSES
 
     @property
+    def is_known_failure(self) -> bool:
+        """Whether it fails as it is known to: on both sides, or by chance on one of them."""
+        if self.before is None or self.after is None or not self.known:
+            return False
+        sides = (self.before, self.after)
+        if self.known.startswith(SOMETIMES) and Status.SKIPPED not in {s.status for s in sides}:
+            return any(side.failed for side in sides)
+        return all(side.failed for side in sides)
+
+    @property
     def is_bad(self) -> bool:
         """Whether it keeps the run from being green: it got worse, or fails and is not known to."""
-        return self.verdict.is_bad or (self.verdict is Verdict.STILL_FAILS and not self.known)
+        bad = self.verdict.is_bad or self.verdict is Verdict.STILL_FAILS
+        return bad and not self.is_known_failure
 
 
 @dataclass(frozen=True)

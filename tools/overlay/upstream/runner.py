@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -34,6 +35,8 @@ INSIDE = Path(__file__).with_name("inside")
 STANDIN_DEVICES = 2
 _SECONDS_TO_CLOSE = 10
 _LINES_SHOWN = 15
+_UPSTREAM_LATER = 60
+"""In seconds."""
 
 
 class UpstreamTestsError(OverlayError):
@@ -69,7 +72,7 @@ class Settings:
     cuda: bool = False
     """Whether tests see the real CUDA devices."""
     workers: int = 1
-    timeout: float = 300
+    timeout: float = 600
     """How many seconds one test may take."""
     import_timeout: float = 300
     """How many seconds a file may take until its tests are known."""
@@ -77,6 +80,11 @@ class Settings:
     """Upstream's own way: ordinary pytest, and ranks that are fresh interpreters."""
     keyword: str = ""
     """As pytest's ``-k``."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether tests and their ranks are forked: never where a real device is in use."""
+        return not self.isolate and not self.cuda and sys.platform == "linux"
 
 
 @dataclass(frozen=True)
@@ -208,10 +216,9 @@ class _Server:
         self._half = half
         self._settings = settings
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        fork = not settings.isolate and not settings.cuda and sys.platform == "linux"
         arguments = {
             "tree": str(half.tree),
-            "fork": fork,
+            "fork": settings.forks,
             "timeout": settings.timeout,
             "import_timeout": settings.import_timeout,
         }
@@ -296,7 +303,11 @@ def environment(settings: Settings) -> dict[str, str]:
         PYTHONPATH=str(INSIDE),
         # Ranks share the cores, and nothing may fork where threads run.
         **{f"{library}_NUM_THREADS": "1" for library in ("OMP", "MKL", "OPENBLAS")},
+        # Upstream's own limit says less of what hangs, so it comes after ours.
+        DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(math.ceil(settings.timeout) + _UPSTREAM_LATER),
     )
+    if settings.forks:
+        kept["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # or the compiler's processes need threads
     if not settings.cuda:
         kept["CUDA_VISIBLE_DEVICES"] = ""
     if settings.standin:

@@ -81,7 +81,7 @@ def _result(change: Change) -> Optional[Union[Failure, Skipped]]:
     if change.is_bad:
         message = f"{label}, {words.before_and_after(change)}"
         return Failure(f"{message}: {reason}" if reason else message, label)
-    if label == words.KNOWN_FAILURE or (change.after and change.after.status is Status.SKIPPED):
+    if change.after and change.after.status is not Status.PASSED:
         return Skipped(reason or label, label)
     return None
 

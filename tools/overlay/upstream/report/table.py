@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from overlay.upstream.report import words
-from overlay.upstream.results import Run, Side, Status
+from overlay.upstream.results import SOMETIMES, Run, Side, Status
 
 
 def table(runs: Sequence[Run]) -> str:
@@ -54,7 +54,9 @@ def _row(run: Run, side: Side) -> str:
 def _known_kinds(run: Run) -> Counter[str]:
     failed = {outcome.test for outcome in run.after.outcomes if outcome.failed}
     return Counter(
-        _cell(reason.split(":", 1)[0]) for test, reason in run.known.items() if test in failed
+        _cell(reason.removeprefix(SOMETIMES).split(":", 1)[0])
+        for test, reason in run.known.items()
+        if test in failed
     )
 
 

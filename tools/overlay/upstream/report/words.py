@@ -34,9 +34,7 @@ _UNPRINTABLE = re.compile(
 
 def label(change: Change) -> str:
     """A change's verdict; a failure that is known has a label of its own."""
-    if change.verdict is Verdict.STILL_FAILS and change.known:
-        return KNOWN_FAILURE
-    return change.verdict.value
+    return KNOWN_FAILURE if change.is_known_failure else change.verdict.value
 
 
 def count_labels(changes: Iterable[Change]) -> dict[str, int]:

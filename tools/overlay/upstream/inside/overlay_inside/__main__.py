@@ -185,6 +185,7 @@ class _Attempt:
             return pid
         code = 1
         try:
+            processes.end_with_parent()
             os.setsid()
             plugin.redirect(log)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -109,6 +109,7 @@ class Reporter:
         pid = os.fork()
         if pid == 0:
             try:
+                processes.end_with_parent()
                 os.setsid()
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
             except BaseException:

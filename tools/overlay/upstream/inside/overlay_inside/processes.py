@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import suppress
 
+_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _SHARED_MEMORY = "/dev/shm"
 # As torch, Python's shared_memory and semaphores, and NCCL name theirs.
@@ -19,6 +20,12 @@ def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent ends, so that none gets away."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """Let this process be killed when the one that forked it ends, in whatever way."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def children(parent: int) -> list[int]:

@@ -85,6 +85,7 @@ class _Rank(ForkProcess):
     """A rank that begins as a fresh interpreter would that has just imported the test's file."""
 
     def run(self) -> None:
+        processes.end_with_parent()
         for function in _in_each_rank:
             function()
         super().run()
