@@ -133,6 +133,18 @@ three.apatch: ghstack-source-id, https://github.example/pytorch/pytorch/pull/502
     assert stacked.github.tokens == {TOKEN}
 
 
+def test_a_repository_that_wants_direct_ones(stacked: Stacked) -> None:
+    stacked.write(".github/ghstack_direct", "")
+    stacked.git("add", "--all")
+    stacked.git("commit", "--quiet", "--message", "Direct")
+    stacked.git("push", "--quiet", "origin", "main")
+    stacked.start()
+    # All that is found again, and told of landing, goes by the branches of the ordinary ones.
+    assert [pull.baseRefName for pull in stacked.github.pulls] == [
+        f"gh/ada/{number}/base" for number in (1, 2, 3)
+    ]
+
+
 def test_edit_of_one_in_the_middle(stacked: Stacked) -> None:
     stacked.start()
     before = stacked.identities()

@@ -133,7 +133,9 @@ def _chosen(stack: Stack, options: Options) -> tuple[Entry, ...]:
 
 def _arguments(stack: Stack, options: Options) -> list[str]:
     """ghstack's command line."""
-    arguments = ["submit"]
+    # What is found again goes by gh/NAME/1/base, which a checkout with .github/ghstack_direct, or
+    # a pull request with another base, would make ghstack do without.
+    arguments = ["submit", "--no-direct"]
     for name in ("message", "reviewer", "label"):
         value = getattr(options, name)
         if value is not None:
