@@ -215,6 +215,41 @@ PROBLEM  pull requests: one.apatch: #502 is not ghstack's, it comes from grace:f
     )
 
 
+def test_it_quotes_another_pull_request(stacked: Stacked) -> None:
+    """As a commit that has landed does, and ghstack goes by the first one in a message."""
+    for name, line in (
+        ("one", "Pull Request resolved: https://{host}/pytorch/pytorch/pull/7"),
+        ("two", "This is like Pull-Request: https://{host}/pytorch/pytorch/pull/8, but better."),
+        ("three", "ghstack-source-id: 0123\n\nPull Request resolved: https://example.com/a/b/pull/9"),
+    ):
+        place = stacked.folder / "series" / "patches" / f"{name}.apatch"
+        line = line.format(host=stacked.github.host)
+        place.write_text(place.read_text().replace("Why,", f"{line}\n\nWhy,"))
+    stacked.overlay("apply", str(stacked.tree))
+    assert_expected_inline(
+        stacked.problems(),
+        """\
+PROBLEM  pull requests: one.apatch says 'Pull Request resolved: https://github.example/pytorch/pytorch/pull/7', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+PROBLEM  pull requests: two.apatch says 'Pull-Request: https://github.example/pytorch/pytorch/pull/8', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+PROBLEM  pull requests: three.apatch says 'ghstack-source-id: 0123', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+""",
+    )
+    # With one of its own, too.
+    for name in ("one", "two", "three"):
+        place = stacked.folder / "series" / "patches" / f"{name}.apatch"
+        place.write_text(re.sub(r"\n.*(Request|ghstack-).*\n", "\n", place.read_text()))
+    stacked.start()
+    stacked.edit("two.apatch", "Why,", f"gh-metadata: pytorch pytorch 500 gh/ada/1/head\n\nWhy,")
+    stacked.edit("three.apatch", "ghstack-source-id", "ghstack-source-id: 0123\nghstack-source-id")
+    assert_expected_inline(
+        stacked.problems(),
+        """\
+PROBLEM  pull requests: two.apatch says 'gh-metadata: pytorch pytorch 500 gh/ada/1/head', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+PROBLEM  pull requests: three.apatch says 'ghstack-source-id: 0123', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+""",
+    )
+
+
 # The checks before all that
 
 

@@ -12,12 +12,13 @@ from overlay import operations
 from overlay.errors import OverlayError, PatchError, TargetError, UsageError
 from overlay.git import Git
 from overlay.lint import lint_series
+from overlay.mails import commit_text
 from overlay.series import Series
 from overlay.stack import branches, evidence, ghstack, pulls
 from overlay.stack.config import Config, read_config
 from overlay.stack.entries import Entry, Stack, find_stack
 from overlay.stack.github import GitHub, Pull, Repository
-from overlay.stack.identity import PatchFiles
+from overlay.stack.identity import PatchFiles, misleading
 from overlay.stack.landed import landed
 from overlay.stack.linting import lint_checkout
 from overlay.targets import Checkout
@@ -272,7 +273,7 @@ class Checks:
         self.pulls = pulls.resolve(
             entries, self.series, self._named, submitted, self.github, self.config.user
         )
-        problems = [*self._misnamed, *self.pulls.problems]
+        problems = [*self._misleading(), *self._misnamed, *self.pulls.problems]
         if problems:
             raise TargetError(problems[0], problems[1:])
         known = sum(planned.pull is not None for planned in self.pulls.planned)
@@ -281,6 +282,16 @@ class Checks:
             if planned.pull and not planned.is_noted:
                 lines.append(Note(f"{planned.entry.patch.name} is {planned.pull}, found there"))
         return lines + [Note(text) for text in self.pulls.notes]
+
+    def _misleading(self) -> list[str]:
+        return [
+            f"{entry.patch.name} says '{line}', which ghstack takes for the patch's own wherever it"
+            " stands: take it out, or write it otherwise"
+            for entry in self.stack.entries
+            if (line := misleading(
+                commit_text(entry.patch).message, entry.identity, self.config.host
+            ))
+        ]
 
     def _check_verify(self) -> list[_Finding]:
         made = operations.plan(self.target.at(self.stack.base), self.series)
