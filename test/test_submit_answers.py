@@ -180,6 +180,15 @@ PROBLEM  pull requests: three.apatch names no pull request, and #502 has its tit
     )
 
 
+def test_a_commit_does_not_say_it(stacked: Stacked) -> None:
+    stacked.start()
+    message = stacked.git("log", "-1", "--format=%B")
+    stacked.git("commit", "--quiet", "--amend", "--message", message.split("\nghstack-")[0])
+    stacked.submit()
+    assert [pull.number for pull in stacked.github.pulls] == [500, 501, 502]
+    assert stacked.git("log", "-1", "--format=%B").split() == message.split()
+
+
 def name_pull(stacked: Stacked, url: str) -> None:
     forget(stacked, "one.apatch")
     place = stacked.folder / "series" / "patches" / "one.apatch"
