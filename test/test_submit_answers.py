@@ -344,6 +344,16 @@ def no_name(case: Stacked) -> None:
     place.write_text(re.sub("github_username.*\n", "", place.read_text()))
 
 
+def an_address_for_a_host(case: Stacked) -> None:
+    place = case.folder / ".ghstackrc"
+    place.write_text(place.read_text().replace("github_url = ", "github_url = https://"))
+
+
+def a_name_that_is_none(case: Stacked) -> None:
+    place = case.folder / ".ghstackrc"
+    place.write_text(place.read_text().replace("= ada", "= Ada Example"))
+
+
 def a_broken_configuration(case: Stacked) -> None:
     place = case.folder / ".ghstackrc"
     place.write_text(place.read_text() + "ghp_and_no_more\n")
@@ -416,7 +426,7 @@ def test_what_is_wrong_with_the_remote(stacked: Stacked) -> None:
 no remote
 PROBLEM  remote: no remote is named origin: 'git remote add origin ADDRESS' names the repository to submit to, or remote_name in FOLDER/.ghstackrc another remote
 another host
-PROBLEM  remote: the remote origin is https://example.com/pytorch/pytorch, which is not on github.example
+PROBLEM  remote: the remote origin is https://example.com/pytorch/pytorch, which is not on github.example: let remote_name in FOLDER/.ghstackrc name the one that is
 a fork
 PROBLEM  repository: pytorch/pytorch is a fork, and ghstack takes none: let origin be the repository that it was forked from
 no right
@@ -430,10 +440,10 @@ PROBLEM  write access: git cannot push to origin: fatal: '/gone/github.example/p
 def test_what_is_wrong_with_the_configuration(
     stacked: Stacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrongs = (no_configuration, no_token, no_name, a_broken_configuration)
+    wrongs = (no_configuration, no_token, no_name, an_address_for_a_host, a_name_that_is_none)
     monkeypatch.setenv("PATH", os.path.dirname(real_git()))
     assert_expected_inline(
-        found(stacked, *wrongs),
+        found(stacked, *wrongs, a_broken_configuration),
         """\
 no configuration
 PROBLEM  configuration: ghstack is not configured: write [ghstack] and github_url = github.com into FOLDER/.ghstackrc, see docs/submitting.md
@@ -441,6 +451,10 @@ no token
 PROBLEM  configuration: ghstack has no token for github.example: write github_oauth into FOLDER/.ghstackrc, or log in with 'gh auth login', see docs/submitting.md
 no name
 PROBLEM  configuration: ghstack does not know your name on github.example: write github_username into FOLDER/.ghstackrc
+an address for a host
+PROBLEM  configuration: FOLDER/.ghstackrc: github_url is https://github.example: write the host alone, as in github.com
+a name that is none
+PROBLEM  configuration: FOLDER/.ghstackrc: github_username is Ada Example: write your name as addresses on github.example have it
 a broken configuration
 PROBLEM  configuration: FOLDER/.ghstackrc cannot be read: mend it, see docs/submitting.md
 """,

@@ -198,7 +198,8 @@ class Checks:
         found = re.search(rf"{re.escape(self.config.host)}[:/]+([^/]+)/([^/]+?)(?:\.git)?$", url)
         if found is None:
             raise TargetError(
-                f"the remote {remote} is {self.redact(url)}, which is not on {self.config.host}"
+                f"the remote {remote} is {self.redact(url)}, which is not on {self.config.host}:"
+                f" let remote_name in {self.config.place} name the one that is"
             )
         self._name = f"{found[1]}/{found[2]}"
         return [f"{remote} is {self._name}"]
