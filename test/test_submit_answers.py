@@ -56,16 +56,18 @@ PROBLEM  pull requests: three.apatch: #502 was merged: reopen it at https://gith
     )
 
 
-def test_another_base(stacked: Stacked) -> None:
+def test_other_branches(stacked: Stacked) -> None:
     stacked.start()
     # Set by hand, or by a ghstack that was told --direct.
     stacked.github.pull(501).baseRefName = "main"
     forget(stacked, "three.apatch")
     stacked.github.pull(502).baseRefName = "gh/ada/2/head"
     stacked.overlay("apply", str(stacked.tree))
+    stacked.git("push", "--quiet", "origin", ":refs/heads/gh/ada/1/base")
     assert_expected_inline(
         stacked.problems(),
         """\
+PROBLEM  pull requests: one.apatch: #500 has lost its branch gh/ada/1/base: restore it at https://github.example/pytorch/pytorch/pull/500, or close that and take ghstack's lines out of the header of one.apatch
 PROBLEM  pull requests: two.apatch: #501 would be merged into main, where ghstack has gh/ada/2/base: make that its base again at https://github.example/pytorch/pytorch/pull/501, or, if 'ghstack --direct' opened it, close it and take ghstack's lines out of the header of two.apatch
 PROBLEM  pull requests: three.apatch: #502 would be merged into gh/ada/2/head, where ghstack has gh/ada/3/base: make that its base again at https://github.example/pytorch/pytorch/pull/502, or, if 'ghstack --direct' opened it, close it and take ghstack's lines out of the header of three.apatch
 """,

@@ -114,7 +114,7 @@ def resolve(
             if problem is not None:
                 found.problems.append(problem)
     found.problems += strays.left()
-    found.problems += filter(None, map(_other_base, found.planned))
+    found.problems += filter(None, map(_astray, found.planned))
     found.notes += _dropped(found.planned, known, github)
     return found
 
@@ -152,10 +152,18 @@ def _named(
     return None, planned
 
 
-def _other_base(planned: Planned) -> Optional[str]:
-    """What is wrong with where a pull request would be merged: ghstack ends with a traceback."""
+def _astray(planned: Planned) -> Optional[str]:
+    """What is wrong with a pull request's branches, on which ghstack ends with a traceback."""
     name, pull, branches = planned.entry.patch.name, planned.pull, planned.branches
-    if pull is None or branches is None or pull.base == f"{branches.name}/base":
+    if pull is None or branches is None:
+        return None
+    for kind, tip in (("head", branches.head), ("base", branches.base)):
+        if tip is None:
+            return (
+                f"{name}: {pull} has lost its branch {branches.name}/{kind}: restore it at"
+                f" {pull.url}, or close that and {_forget(name)}"
+            )
+    if pull.base == f"{branches.name}/base":
         return None
     return (
         f"{name}: {pull} would be merged into {pull.base}, where ghstack has {branches.name}/base:"
