@@ -226,6 +226,28 @@ PROBLEM  pull requests: one.apatch: #502 is not ghstack's, it comes from grace:f
     )
 
 
+def test_their_lines_are_swapped(stacked: Stacked) -> None:
+    stacked.start()
+    folder = stacked.folder / "series" / "patches"
+    texts = {name: (folder / f"{name}.apatch").read_text() for name in ("one", "two")}
+    lines = {name: re.findall(r"^(?:ghst|Pull-).*\n", text, re.M) for name, text in texts.items()}
+    for name, other in (("one", "two"), ("two", "one")):
+        text = texts[name].replace("".join(lines[name]), "".join(lines[other]))
+        (folder / f"{name}.apatch").write_text(text)
+    stacked.overlay("apply", str(stacked.tree))
+    assert_expected_inline(
+        stacked.plan(),
+        """\
+patch         title         pull request                                      on           changed           labels
+one.apatch    [FSDP] One    https://github.example/pytorch/pytorch/pull/501  origin/main  torch/runtime.py
+two.apatch    [FSDP] Two    https://github.example/pytorch/pytorch/pull/500  one.apatch   torch/runtime.py
+three.apatch  [FSDP] Three  https://github.example/pytorch/pytorch/pull/502  two.apatch   nothing
+note     pull requests: one.apatch is #501, whose title is '[FSDP] Two': --update-fields changes it, if it is the one
+note     pull requests: two.apatch is #500, whose title is '[FSDP] One': --update-fields changes it, if it is the one
+""",
+    )
+
+
 def test_it_quotes_another_pull_request(stacked: Stacked) -> None:
     """As a commit that has landed does, and ghstack goes by the first one in a message."""
     for name, line in (

@@ -49,6 +49,11 @@ def _known(value: Optional[_T], check: str) -> _T:
     return value
 
 
+def _plain(title: str) -> str:
+    """Without what ghstack takes out of mentions."""
+    return title.replace("@", "")
+
+
 class Checks:
     """All checks of one submit, and what they found out on the way."""
 
@@ -282,6 +287,14 @@ class Checks:
         for planned in self.pulls.planned:
             if planned.pull and not planned.is_noted:
                 lines.append(Note(f"{planned.entry.patch.name} is {planned.pull}, found there"))
+        lines += [
+            Note(
+                f"{planned.entry.patch.name} is {planned.pull}, whose title is"
+                f" '{planned.pull.title}': --update-fields changes it, if it is the one"
+            )
+            for planned in self.pulls.planned
+            if planned.pull and _plain(planned.pull.title) != _plain(planned.entry.title)
+        ]
         return lines + [Note(text) for text in self.pulls.notes]
 
     def _misleading(self) -> list[str]:
