@@ -311,9 +311,9 @@ def test_landed(stacked: Stacked) -> None:
 patch         title         pull request                                      on           changed  labels
 two.apatch    [FSDP] Two    https://github.example/pytorch/pytorch/pull/501  origin/main  nothing
 three.apatch  [FSDP] Three  https://github.example/pytorch/pytorch/pull/502  two.apatch   nothing
-PROBLEM  landed: one.apatch: landed, the change is on origin/main: 'torch-overlay revert FOLDER/pytorch', drop it from patches/series (or end its Torch-Version there), 'git rebase origin/main', and apply again
+PROBLEM  landed: one.apatch: landed, the change is on origin/main: 'torch-overlay revert FOLDER/pytorch', remove it and its line in patches/series (or end its Torch-Version there), 'git rebase origin/main', and apply again
 torch-overlay: nothing was submitted: a check found a problem
-  one.apatch: landed, the change is on origin/main: 'torch-overlay revert FOLDER/pytorch', drop it from patches/series (or end its Torch-Version there), 'git rebase origin/main', and apply again
+  one.apatch: landed, the change is on origin/main: 'torch-overlay revert FOLDER/pytorch', remove it and its line in patches/series (or end its Torch-Version there), 'git rebase origin/main', and apply again
 """,
     )
     assert_expected_inline(
@@ -322,7 +322,7 @@ torch-overlay: nothing was submitted: a check found a problem
 torch 2.13.0a0 in FOLDER/pytorch
 applied       [FSDP] One
               https://github.example/pytorch/pytorch/pull/500
-              landed on origin/main: drop it from patches/series, or end its Torch-Version there
+              landed on origin/main: remove it and its line in patches/series, or end its Torch-Version there
 applied       [FSDP] Two
               https://github.example/pytorch/pytorch/pull/501
 applied       [FSDP] Three

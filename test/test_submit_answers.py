@@ -253,7 +253,7 @@ def test_it_quotes_another_pull_request(stacked: Stacked) -> None:
     for name, line in (
         ("one", "Pull Request resolved: https://{host}/pytorch/pytorch/pull/7"),
         ("two", "This is like Pull-Request: https://{host}/pytorch/pytorch/pull/8, but better."),
-        ("three", "ghstack-source-id: 0123\n\nPull Request resolved: https://example.com/a/b/pull/9"),
+        ("three", "Pull Request resolved: https://o.org/a/b/pull/9\n\nghstack-source-id: 0123"),
     ):
         place = stacked.folder / "series" / "patches" / f"{name}.apatch"
         line = line.format(host=stacked.github.host)
@@ -272,7 +272,7 @@ PROBLEM  pull requests: three.apatch says 'ghstack-source-id: 0123', which ghsta
         place = stacked.folder / "series" / "patches" / f"{name}.apatch"
         place.write_text(re.sub(r"\n.*(Request|ghstack-).*\n", "\n", place.read_text()))
     stacked.start()
-    stacked.edit("two.apatch", "Why,", f"gh-metadata: pytorch pytorch 500 gh/ada/1/head\n\nWhy,")
+    stacked.edit("two.apatch", "Why,", "gh-metadata: pytorch pytorch 500 gh/ada/1/head\n\nWhy,")
     stacked.edit("three.apatch", "ghstack-source-id", "ghstack-source-id: 0123\nghstack-source-id")
     assert_expected_inline(
         stacked.problems(),

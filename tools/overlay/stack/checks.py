@@ -263,11 +263,12 @@ class Checks:
         if entries:
             raise TargetError(
                 f"{', '.join(entries)}: landed, the change is on {branch}:"
-                f" 'torch-overlay revert {self.target.root}', drop it from patches/series (or end"
-                f" its Torch-Version there), 'git rebase {branch}', and apply again"
+                f" 'torch-overlay revert {self.target.root}', remove it and its line in"
+                f" patches/series (or end its Torch-Version there), 'git rebase {branch}', and"
+                " apply again"
             )
         lines: list[_Finding] = [
-            Note(f"{name}: on {branch}: drop it from patches/series")
+            Note(f"{name}: on {branch}: remove it and its line in patches/series")
             for name in sorted(self._landed)
         ]
         return lines or ["none"]
@@ -298,14 +299,16 @@ class Checks:
         return lines + [Note(text) for text in self.pulls.notes]
 
     def _misleading(self) -> list[str]:
-        return [
-            f"{entry.patch.name} says '{line}', which ghstack takes for the patch's own wherever it"
-            " stands: take it out, or write it otherwise"
-            for entry in self.stack.entries
-            if (line := misleading(
-                commit_text(entry.patch).message, entry.identity, self.config.host
-            ))
-        ]
+        lines = []
+        for entry in self.stack.entries:
+            message = commit_text(entry.patch).message
+            line = misleading(message, entry.identity, self.config.host)
+            if line is not None:
+                lines.append(
+                    f"{entry.patch.name} says '{line}', which ghstack takes for the patch's own"
+                    " wherever it stands: take it out, or write it otherwise"
+                )
+        return lines
 
     def _check_verify(self) -> list[_Finding]:
         made = operations.plan(self.target.at(self.stack.base), self.series)
