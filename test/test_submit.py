@@ -133,6 +133,18 @@ three.apatch: ghstack-source-id, https://github.example/pytorch/pytorch/pull/502
     assert stacked.github.tokens == {TOKEN}
 
 
+def test_a_repository_that_wants_direct_ones(stacked: Stacked) -> None:
+    stacked.write(".github/ghstack_direct", "")
+    stacked.git("add", "--all")
+    stacked.git("commit", "--quiet", "--message", "Direct")
+    stacked.git("push", "--quiet", "origin", "main")
+    stacked.start()
+    # All that is found again, and told of landing, goes by the branches of the ordinary ones.
+    assert [pull.baseRefName for pull in stacked.github.pulls] == [
+        f"gh/ada/{number}/base" for number in (1, 2, 3)
+    ]
+
+
 def test_edit_of_one_in_the_middle(stacked: Stacked) -> None:
     stacked.start()
     before = stacked.identities()
@@ -299,9 +311,9 @@ def test_landed(stacked: Stacked) -> None:
 patch         title         pull request                                      on           changed  labels
 two.apatch    [FSDP] Two    https://github.example/pytorch/pytorch/pull/501  origin/main  nothing
 three.apatch  [FSDP] Three  https://github.example/pytorch/pytorch/pull/502  two.apatch   nothing
-PROBLEM  landed: one.apatch: landed, the change is on origin/main: 'torch-overlay revert FOLDER/pytorch', drop it from patches/series (or end its Torch-Version there), 'git rebase origin/main', and apply again
+PROBLEM  landed: one.apatch: landed, the change is on origin/main: 'torch-overlay revert FOLDER/pytorch', remove it and its line in patches/series (or end its Torch-Version there), 'git rebase origin/main', and apply again
 torch-overlay: nothing was submitted: a check found a problem
-  one.apatch: landed, the change is on origin/main: 'torch-overlay revert FOLDER/pytorch', drop it from patches/series (or end its Torch-Version there), 'git rebase origin/main', and apply again
+  one.apatch: landed, the change is on origin/main: 'torch-overlay revert FOLDER/pytorch', remove it and its line in patches/series (or end its Torch-Version there), 'git rebase origin/main', and apply again
 """,
     )
     assert_expected_inline(
@@ -310,7 +322,7 @@ torch-overlay: nothing was submitted: a check found a problem
 torch 2.13.0a0 in FOLDER/pytorch
 applied       [FSDP] One
               https://github.example/pytorch/pytorch/pull/500
-              landed on origin/main: drop it from patches/series, or end its Torch-Version there
+              landed on origin/main: remove it and its line in patches/series, or end its Torch-Version there
 applied       [FSDP] Two
               https://github.example/pytorch/pytorch/pull/501
 applied       [FSDP] Three

@@ -56,6 +56,24 @@ PROBLEM  pull requests: three.apatch: #502 was merged: reopen it at https://gith
     )
 
 
+def test_other_branches(stacked: Stacked) -> None:
+    stacked.start()
+    # Set by hand, or by a ghstack that was told --direct.
+    stacked.github.pull(501).baseRefName = "main"
+    forget(stacked, "three.apatch")
+    stacked.github.pull(502).baseRefName = "gh/ada/2/head"
+    stacked.overlay("apply", str(stacked.tree))
+    stacked.git("push", "--quiet", "origin", ":refs/heads/gh/ada/1/base")
+    assert_expected_inline(
+        stacked.problems(),
+        """\
+PROBLEM  pull requests: one.apatch: #500 has lost its branch gh/ada/1/base: restore it at https://github.example/pytorch/pytorch/pull/500, or close that and take ghstack's lines out of the header of one.apatch
+PROBLEM  pull requests: two.apatch: #501 would be merged into main, where ghstack has gh/ada/2/base: make that its base again at https://github.example/pytorch/pytorch/pull/501, or, if 'ghstack --direct' opened it, close it and take ghstack's lines out of the header of two.apatch
+PROBLEM  pull requests: three.apatch: #502 would be merged into gh/ada/2/head, where ghstack has gh/ada/3/base: make that its base again at https://github.example/pytorch/pytorch/pull/502, or, if 'ghstack --direct' opened it, close it and take ghstack's lines out of the header of three.apatch
+""",
+    )
+
+
 def test_split_in_two(stacked: Stacked) -> None:
     stacked.start()
     folder = stacked.folder / "series" / "patches"
@@ -164,6 +182,15 @@ PROBLEM  pull requests: three.apatch names no pull request, and #502 has its tit
     )
 
 
+def test_a_commit_does_not_say_it(stacked: Stacked) -> None:
+    stacked.start()
+    message = stacked.git("log", "-1", "--format=%B")
+    stacked.git("commit", "--quiet", "--amend", "--message", message.split("\nghstack-")[0])
+    stacked.submit()
+    assert [pull.number for pull in stacked.github.pulls] == [500, 501, 502]
+    assert stacked.git("log", "-1", "--format=%B").split() == message.split()
+
+
 def name_pull(stacked: Stacked, url: str) -> None:
     forget(stacked, "one.apatch")
     place = stacked.folder / "series" / "patches" / "one.apatch"
@@ -195,6 +222,63 @@ PROBLEM  pull requests: one.apatch: #501 was updated from elsewhere: get the ser
 PROBLEM  pull requests: three.apatch: #502 is not ghstack's, it comes from grace:fix: take ghstack's lines out of the header of three.apatch
 PROBLEM  pull requests: one.apatch and three.apatch both name https://github.example/pytorch/pytorch/pull/502: leave it in the header of the one that goes on with it, and take ghstack's lines out of the other's
 PROBLEM  pull requests: one.apatch: #502 is not ghstack's, it comes from grace:fix: take ghstack's lines out of the header of one.apatch
+""",
+    )
+
+
+def test_their_lines_are_swapped(stacked: Stacked) -> None:
+    stacked.start()
+    folder = stacked.folder / "series" / "patches"
+    texts = {name: (folder / f"{name}.apatch").read_text() for name in ("one", "two")}
+    lines = {name: re.findall(r"^(?:ghst|Pull-).*\n", text, re.M) for name, text in texts.items()}
+    for name, other in (("one", "two"), ("two", "one")):
+        text = texts[name].replace("".join(lines[name]), "".join(lines[other]))
+        (folder / f"{name}.apatch").write_text(text)
+    stacked.overlay("apply", str(stacked.tree))
+    assert_expected_inline(
+        stacked.plan(),
+        """\
+patch         title         pull request                                      on           changed           labels
+one.apatch    [FSDP] One    https://github.example/pytorch/pytorch/pull/501  origin/main  torch/runtime.py
+two.apatch    [FSDP] Two    https://github.example/pytorch/pytorch/pull/500  one.apatch   torch/runtime.py
+three.apatch  [FSDP] Three  https://github.example/pytorch/pytorch/pull/502  two.apatch   nothing
+note     pull requests: one.apatch is #501, whose title is '[FSDP] Two': --update-fields changes it, if it is the one
+note     pull requests: two.apatch is #500, whose title is '[FSDP] One': --update-fields changes it, if it is the one
+""",
+    )
+
+
+def test_it_quotes_another_pull_request(stacked: Stacked) -> None:
+    """As a commit that has landed does, and ghstack goes by the first one in a message."""
+    for name, line in (
+        ("one", "Pull Request resolved: https://{host}/pytorch/pytorch/pull/7"),
+        ("two", "This is like Pull-Request: https://{host}/pytorch/pytorch/pull/8, but better."),
+        ("three", "Pull Request resolved: https://o.org/a/b/pull/9\n\nghstack-source-id: 0123"),
+    ):
+        place = stacked.folder / "series" / "patches" / f"{name}.apatch"
+        line = line.format(host=stacked.github.host)
+        place.write_text(place.read_text().replace("Why,", f"{line}\n\nWhy,"))
+    stacked.overlay("apply", str(stacked.tree))
+    assert_expected_inline(
+        stacked.problems(),
+        """\
+PROBLEM  pull requests: one.apatch says 'Pull Request resolved: https://github.example/pytorch/pytorch/pull/7', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+PROBLEM  pull requests: two.apatch says 'Pull-Request: https://github.example/pytorch/pytorch/pull/8', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+PROBLEM  pull requests: three.apatch says 'ghstack-source-id: 0123', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+""",
+    )
+    # With one of its own, too.
+    for name in ("one", "two", "three"):
+        place = stacked.folder / "series" / "patches" / f"{name}.apatch"
+        place.write_text(re.sub(r"\n.*(Request|ghstack-).*\n", "\n", place.read_text()))
+    stacked.start()
+    stacked.edit("two.apatch", "Why,", "gh-metadata: pytorch pytorch 500 gh/ada/1/head\n\nWhy,")
+    stacked.edit("three.apatch", "ghstack-source-id", "ghstack-source-id: 0123\nghstack-source-id")
+    assert_expected_inline(
+        stacked.problems(),
+        """\
+PROBLEM  pull requests: two.apatch says 'gh-metadata: pytorch pytorch 500 gh/ada/1/head', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
+PROBLEM  pull requests: three.apatch says 'ghstack-source-id: 0123', which ghstack takes for the patch's own wherever it stands: take it out, or write it otherwise
 """,
     )
 
@@ -284,6 +368,16 @@ def no_name(case: Stacked) -> None:
     place.write_text(re.sub("github_username.*\n", "", place.read_text()))
 
 
+def an_address_for_a_host(case: Stacked) -> None:
+    place = case.folder / ".ghstackrc"
+    place.write_text(place.read_text().replace("github_url = ", "github_url = https://"))
+
+
+def a_name_that_is_none(case: Stacked) -> None:
+    place = case.folder / ".ghstackrc"
+    place.write_text(place.read_text().replace("= ada", "= Ada Example"))
+
+
 def a_broken_configuration(case: Stacked) -> None:
     place = case.folder / ".ghstackrc"
     place.write_text(place.read_text() + "ghp_and_no_more\n")
@@ -356,7 +450,7 @@ def test_what_is_wrong_with_the_remote(stacked: Stacked) -> None:
 no remote
 PROBLEM  remote: no remote is named origin: 'git remote add origin ADDRESS' names the repository to submit to, or remote_name in FOLDER/.ghstackrc another remote
 another host
-PROBLEM  remote: the remote origin is https://example.com/pytorch/pytorch, which is not on github.example
+PROBLEM  remote: the remote origin is https://example.com/pytorch/pytorch, which is not on github.example: let remote_name in FOLDER/.ghstackrc name the one that is
 a fork
 PROBLEM  repository: pytorch/pytorch is a fork, and ghstack takes none: let origin be the repository that it was forked from
 no right
@@ -370,10 +464,10 @@ PROBLEM  write access: git cannot push to origin: fatal: '/gone/github.example/p
 def test_what_is_wrong_with_the_configuration(
     stacked: Stacked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrongs = (no_configuration, no_token, no_name, a_broken_configuration)
+    wrongs = (no_configuration, no_token, no_name, an_address_for_a_host, a_name_that_is_none)
     monkeypatch.setenv("PATH", os.path.dirname(real_git()))
     assert_expected_inline(
-        found(stacked, *wrongs),
+        found(stacked, *wrongs, a_broken_configuration),
         """\
 no configuration
 PROBLEM  configuration: ghstack is not configured: write [ghstack] and github_url = github.com into FOLDER/.ghstackrc, see docs/submitting.md
@@ -381,6 +475,10 @@ no token
 PROBLEM  configuration: ghstack has no token for github.example: write github_oauth into FOLDER/.ghstackrc, or log in with 'gh auth login', see docs/submitting.md
 no name
 PROBLEM  configuration: ghstack does not know your name on github.example: write github_username into FOLDER/.ghstackrc
+an address for a host
+PROBLEM  configuration: FOLDER/.ghstackrc: github_url is https://github.example: write the host alone, as in github.com
+a name that is none
+PROBLEM  configuration: FOLDER/.ghstackrc: github_username is Ada Example: write your name as addresses on github.example have it
 a broken configuration
 PROBLEM  configuration: FOLDER/.ghstackrc cannot be read: mend it, see docs/submitting.md
 """,

@@ -15,7 +15,7 @@ from checkouts import real_git
 from fake_github import TOKEN, Answer
 from overlay.stack.config import read_config
 from overlay.stack.github import GitHub, GitHubError
-from stacks import KILLER, Stacked, github, stacked, user
+from stacks import KILLER, Stacked, github, hunk, stacked, user
 
 __all__ = ["github", "stacked", "user"]
 
@@ -23,11 +23,17 @@ GHSTACK = "kill -9 $PPID"
 BOTH = "kill -9 $(ps -o ppid= -p $PPID) $PPID"
 
 
-def kill_at(stacked: Stacked, monkeypatch: pytest.MonkeyPatch, branch: str, kill: str) -> None:
+def kill_at(
+    stacked: Stacked,
+    monkeypatch: pytest.MonkeyPatch,
+    branch: str,
+    kill: str,
+    killer: str = KILLER,
+) -> None:
     folder = stacked.folder / "bin"
     folder.mkdir(exist_ok=True)
     script = folder / "git"
-    script.write_text(KILLER.format(branch=branch, kill=kill, git=real_git()))
+    script.write_text(killer.format(branch=branch, kill=kill, git=real_git()))
     script.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
@@ -178,6 +184,76 @@ two.apatch: ghstack-source-id, https://github.example/pytorch/pytorch/pull/501
 three.apatch: ghstack-source-id, https://github.example/pytorch/pytorch/pull/502
 """,
     )
+
+
+# Lets ghstack do all that it does, and ends it and the tool before the patches are written.
+AFTER_ALL = """\
+#!/bin/sh
+{git} "$@" || exit
+case "$*" in
+    reset*) {kill} ;;
+esac
+"""
+
+
+def test_killed_before_it_is_noted(stacked: Stacked, monkeypatch: pytest.MonkeyPatch) -> None:
+    stacked.start()
+    stacked.edit("two.apatch", "+ 'two'", "+ 'TWO'")
+    stacked.add("four", hunk("four", "x + 'four'"))
+    stacked.order("one", "two", "three", "four")
+    stacked.overlay("apply", str(stacked.tree))
+    before = stacked.identities()
+    with monkeypatch.context() as patch:
+        kill_at(stacked, patch, "", BOTH, AFTER_ALL)
+        stacked.overlay("submit", str(stacked.tree), code=-9)
+    assert stacked.identities() == before
+    assert_expected_inline(
+        stacked.plan(),
+        """\
+patch         title         pull request                                      on            changed  labels
+one.apatch    [FSDP] One    https://github.example/pytorch/pytorch/pull/500  origin/main   nothing
+two.apatch    [FSDP] Two    https://github.example/pytorch/pytorch/pull/501  one.apatch    nothing
+three.apatch  [FSDP] Three  https://github.example/pytorch/pytorch/pull/502  two.apatch    nothing
+four.apatch   [FSDP] Four   https://github.example/pytorch/pytorch/pull/503  three.apatch  nothing
+note     pull requests: two.apatch is #501, found there
+note     pull requests: three.apatch is #502, found there
+note     pull requests: four.apatch is #503, found there
+""",
+    )
+    stacked.submit()
+    assert [number for number, _ in opened(stacked)] == [500, 501, 502, 503]
+    assert "none" not in stacked.identities()
+    assert_expected_inline(
+        stacked.plan(),
+        """\
+patch         title         pull request                                      on            changed  labels
+one.apatch    [FSDP] One    https://github.example/pytorch/pytorch/pull/500  origin/main   nothing
+two.apatch    [FSDP] Two    https://github.example/pytorch/pytorch/pull/501  one.apatch    nothing
+three.apatch  [FSDP] Three  https://github.example/pytorch/pytorch/pull/502  two.apatch    nothing
+four.apatch   [FSDP] Four   https://github.example/pytorch/pytorch/pull/503  three.apatch  nothing
+""",
+    )
+
+
+def test_edited_while_ghstack_runs(stacked: Stacked) -> None:
+    stacked.overlay("apply", str(stacked.tree))
+
+    def before(method: str, path: str) -> None:
+        if method == "PATCH":
+            place = stacked.folder / "series" / "patches" / "one.apatch"
+            place.write_text(place.read_text().replace("Why,", "Because,"))
+
+    stacked.github.before = before
+    assert_expected_inline(
+        stacked.submit(code=2).split("torch-overlay: ")[1],
+        """\
+all is submitted, but cannot be noted in the patches (FOLDER/series/patches/one.apatch was edited meanwhile: run it again): put that right and run it again, which finds the pull requests by their branches
+""",
+    )
+    stacked.overlay("revert", str(stacked.tree))
+    stacked.overlay("apply", str(stacked.tree))
+    stacked.submit()
+    assert opened(stacked) == ALL
 
 
 def test_killed_before_the_first_pull_request(

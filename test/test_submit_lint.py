@@ -96,6 +96,14 @@ not run   CRASH: Failed to execute linter command no-such-tool
     assert sorted(value) == ["elsewhere", "findings", "not_run", "other_versions", "ran"]
 
 
+def test_in_the_order_of_the_checkout(linted: Repository) -> None:
+    codes = ["ZEBRA", "APE", "MULE", "BEAR", "CAT"]
+    absent = [linter(linted, code, "x", pins="'no-such-package==1'") for code in codes]
+    configure(linted, *absent, linter(linted, "CLEAN", "nowhere to be found"))
+    out = linted.run("lint", str(linted.tree))
+    assert re.findall(r"(\w+): not installed", out) == codes
+
+
 def test_nothing_to_find(linted: Repository) -> None:
     configure(linted, linter(linted, "CLEAN", "nowhere to be found"))
     assert_expected_inline(

@@ -37,7 +37,7 @@ Python that runs this tool.
 BASE_HELP = "Or it is the name of a fetched base ('torch-overlay base list').\n"
 
 NO_TESTS = "an installed torch has no test/"
-DROP = "drop it from patches/series, or end its Torch-Version there"
+DROP = "remove it and its line in patches/series, or end its Torch-Version there"
 NOTHING_APPLIED = "this tool has applied nothing there"
 
 target_argument = click.argument("target", required=False, metavar="[TARGET]")

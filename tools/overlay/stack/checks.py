@@ -12,12 +12,13 @@ from overlay import operations
 from overlay.errors import OverlayError, PatchError, TargetError, UsageError
 from overlay.git import Git
 from overlay.lint import lint_series
+from overlay.mails import commit_text
 from overlay.series import Series
 from overlay.stack import branches, evidence, ghstack, pulls
 from overlay.stack.config import Config, read_config
 from overlay.stack.entries import Entry, Stack, find_stack
 from overlay.stack.github import GitHub, Pull, Repository
-from overlay.stack.identity import PatchFiles
+from overlay.stack.identity import PatchFiles, misleading
 from overlay.stack.landed import landed
 from overlay.stack.linting import lint_checkout
 from overlay.targets import Checkout
@@ -46,6 +47,11 @@ def _known(value: Optional[_T], check: str) -> _T:
     if value is None:
         raise _Unknown(check)
     return value
+
+
+def _plain(title: str) -> str:
+    """Without what ghstack takes out of mentions."""
+    return title.replace("@", "")
 
 
 class Checks:
@@ -197,7 +203,8 @@ class Checks:
         found = re.search(rf"{re.escape(self.config.host)}[:/]+([^/]+)/([^/]+?)(?:\.git)?$", url)
         if found is None:
             raise TargetError(
-                f"the remote {remote} is {self.redact(url)}, which is not on {self.config.host}"
+                f"the remote {remote} is {self.redact(url)}, which is not on {self.config.host}:"
+                f" let remote_name in {self.config.place} name the one that is"
             )
         self._name = f"{found[1]}/{found[2]}"
         return [f"{remote} is {self._name}"]
@@ -256,11 +263,12 @@ class Checks:
         if entries:
             raise TargetError(
                 f"{', '.join(entries)}: landed, the change is on {branch}:"
-                f" 'torch-overlay revert {self.target.root}', drop it from patches/series (or end"
-                f" its Torch-Version there), 'git rebase {branch}', and apply again"
+                f" 'torch-overlay revert {self.target.root}', remove it and its line in"
+                f" patches/series (or end its Torch-Version there), 'git rebase {branch}', and"
+                " apply again"
             )
         lines: list[_Finding] = [
-            Note(f"{name}: on {branch}: drop it from patches/series")
+            Note(f"{name}: on {branch}: remove it and its line in patches/series")
             for name in sorted(self._landed)
         ]
         return lines or ["none"]
@@ -272,7 +280,7 @@ class Checks:
         self.pulls = pulls.resolve(
             entries, self.series, self._named, submitted, self.github, self.config.user
         )
-        problems = [*self._misnamed, *self.pulls.problems]
+        problems = [*self._misleading(), *self._misnamed, *self.pulls.problems]
         if problems:
             raise TargetError(problems[0], problems[1:])
         known = sum(planned.pull is not None for planned in self.pulls.planned)
@@ -280,7 +288,27 @@ class Checks:
         for planned in self.pulls.planned:
             if planned.pull and not planned.is_noted:
                 lines.append(Note(f"{planned.entry.patch.name} is {planned.pull}, found there"))
+        lines += [
+            Note(
+                f"{planned.entry.patch.name} is {planned.pull}, whose title is"
+                f" '{planned.pull.title}': --update-fields changes it, if it is the one"
+            )
+            for planned in self.pulls.planned
+            if planned.pull and _plain(planned.pull.title) != _plain(planned.entry.title)
+        ]
         return lines + [Note(text) for text in self.pulls.notes]
+
+    def _misleading(self) -> list[str]:
+        lines = []
+        for entry in self.stack.entries:
+            message = commit_text(entry.patch).message
+            line = misleading(message, entry.identity, self.config.host)
+            if line is not None:
+                lines.append(
+                    f"{entry.patch.name} says '{line}', which ghstack takes for the patch's own"
+                    " wherever it stands: take it out, or write it otherwise"
+                )
+        return lines
 
     def _check_verify(self) -> list[_Finding]:
         made = operations.plan(self.target.at(self.stack.base), self.series)

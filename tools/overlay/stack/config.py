@@ -46,6 +46,8 @@ def read_config(folder: Path) -> Config:
             f"ghstack is not configured: write [ghstack] and github_url = github.com into {place},"
             f" {_DOCUMENT}"
         )
+    if not re.fullmatch(r"[\w.-]+(:\d+)?", host):
+        raise TargetError(f"{place}: github_url is {host}: write the host alone, as in github.com")
     token = (
         os.environ.get("OAUTH_TOKEN")
         or options.get("github_oauth")
@@ -62,6 +64,10 @@ def read_config(folder: Path) -> Config:
     if not user:
         raise TargetError(
             f"ghstack does not know your name on {host}: write github_username into {place}"
+        )
+    if not re.fullmatch(r"[\w-]+", user):
+        raise TargetError(
+            f"{place}: github_username is {user}: write your name as addresses on {host} have it"
         )
     return Config(
         str(place),

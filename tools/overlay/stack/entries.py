@@ -11,7 +11,7 @@ from overlay.errors import TargetError, UsageError
 from overlay.git import Git
 from overlay.mails import Step, commit_text
 from overlay.series import Series, SeriesPatch
-from overlay.stack.identity import Identity, identity_in, identity_of
+from overlay.stack.identity import TRAILERS, Identity, identity_of
 from overlay.targets import Checkout
 from overlay.weave import State
 
@@ -84,16 +84,21 @@ def find_stack(target: Checkout, series: Series) -> Stack:
             f" {target.root}', then 'torch-overlay apply {target.root}' makes them anew"
         )
     for entry in entries:
-        # A hook may have added lines.
-        lines = set(entry.message.splitlines())
-        told = lines.issuperset(commit_text(entry.patch).message.splitlines())
-        if not told or identity_in(entry.message) != entry.identity:
+        # A hook may have added lines. If ghstack was cut short before its own were noted in the
+        # patch, they are there too, and no @ is; submit makes the commits anew then.
+        lines = _without_ghstack(entry.message)
+        if not lines.issuperset(_without_ghstack(commit_text(entry.patch).message)):
             raise TargetError(
                 f"the commit of {entry.patch.name} does not say what the patch says:"
                 f" 'torch-overlay revert {target.root}', then 'torch-overlay apply {target.root}'"
                 " makes it anew"
             )
     return Stack(base, entries, steps)
+
+
+def _without_ghstack(message: str) -> set[str]:
+    lines = message.replace("@", "").splitlines()
+    return {line for line in lines if not line.startswith(TRAILERS)}
 
 
 def read_entries(target: Checkout, base: str, steps: Sequence[Step]) -> Optional[tuple[Entry, ...]]:

@@ -48,6 +48,8 @@ class Pull:
     """``open``, ``closed`` or ``merged``."""
     head: str
     """Its branch."""
+    base: str
+    """The branch that it would be merged into."""
 
     @property
     def is_open(self) -> bool:
@@ -119,6 +121,7 @@ class GitHub:
             (value["body"] or "").replace("\r\n", "\n"),
             state,
             value["head"]["ref"],
+            value["base"]["ref"],
         )
 
     def _ask(self, method: str, path: str, value: Optional[dict[str, str]] = None) -> Any:

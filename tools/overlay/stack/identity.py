@@ -16,6 +16,7 @@ from overlay.targets.lock import lock_file
 
 SOURCE_ID, COMMENT_ID, PULL_REQUEST = "ghstack-source-id", "ghstack-comment-id", "Pull-Request"
 FIELDS = (SOURCE_ID, COMMENT_ID, PULL_REQUEST)
+TRAILERS = tuple(f"{name}: " for name in FIELDS)
 _STATE = ".torch-overlay"
 
 
@@ -54,6 +55,26 @@ _NAMES = (*FIELDS, "Pull-Request-resolved")
 def _identity(fields: Mapping[str, str]) -> Identity:
     pull_request = fields.get(PULL_REQUEST) or fields.get("Pull-Request-resolved")
     return Identity(pull_request, fields.get(SOURCE_ID), fields.get(COMMENT_ID))
+
+
+# What ghstack takes for its own, wherever it stands in a message; of several it takes the first.
+_TAKEN = re.compile(
+    r"(?:Pull Request resolved|Pull-Request-resolved|Pull-Request): "
+    r"(https://(?P<host>[^/\s]+)/[^/\s]+/[^/\s]+/pull/\d+)"
+    r"|(gh-metadata: \S+ \S+ \d+ gh/[\w-]+/\d+/head)"
+    rf"|^(?:{SOURCE_ID}|{COMMENT_ID}): (.+)",
+    re.M,
+)
+
+
+def misleading(message: str, identity: Identity, host: str) -> Optional[str]:
+    """What ghstack would take for a commit's identity on a host, and is not."""
+    fields = identity.fields if identity.pull_request else {}
+    own = {value.rstrip("/") for value in fields.values()}
+    for match in _TAKEN.finditer(message):
+        if match["host"] in (None, host) and not own.intersection(match.groups()):
+            return match[0]
+    return None
 
 
 def with_identity(text: str, name: str, identity: Identity) -> str:

@@ -121,7 +121,7 @@ def lint_checkout(root: Path, base: str, head: str = "HEAD") -> Linted:
     ran = tuple(code for code in linters if code in matched and code not in not_run)
     return Linted(
         ran,
-        not_run,
+        {code: not_run[code] for code in linters if code in not_run},
         _in_order(finding for finding in found if finding.linter in ran),
         _in_order(finding for finding in elsewhere if finding.linter in ran),
         {code: text for code, text in other_versions.items() if code in ran},

@@ -114,6 +114,7 @@ def resolve(
             if problem is not None:
                 found.problems.append(problem)
     found.problems += strays.left()
+    found.problems += filter(None, map(_astray, found.planned))
     found.notes += _dropped(found.planned, known, github)
     return found
 
@@ -149,6 +150,26 @@ def _named(
     if local != there:
         planned = replace(planned, identity=branches.identity)
     return None, planned
+
+
+def _astray(planned: Planned) -> Optional[str]:
+    """What is wrong with a pull request's branches, on which ghstack ends with a traceback."""
+    name, pull, branches = planned.entry.patch.name, planned.pull, planned.branches
+    if pull is None or branches is None:
+        return None
+    for kind, tip in (("head", branches.head), ("base", branches.base)):
+        if tip is None:
+            return (
+                f"{name}: {pull} has lost its branch {branches.name}/{kind}: restore it at"
+                f" {pull.url}, or close that and {_forget(name)}"
+            )
+    if pull.base == f"{branches.name}/base":
+        return None
+    return (
+        f"{name}: {pull} would be merged into {pull.base}, where ghstack has {branches.name}/base:"
+        f" make that its base again at {pull.url}, or, if 'ghstack --direct' opened it, close it"
+        f" and {_forget(name)}"
+    )
 
 
 class _Strays:

@@ -15,12 +15,11 @@ from overlay.stack import evidence, ghstack
 from overlay.stack.checks import Checks
 from overlay.stack.entries import Entry, Stack, find_entry, read_entries
 from overlay.stack.github import GitHubError
-from overlay.stack.identity import FIELDS, Identity, PatchFiles, identity_in
+from overlay.stack.identity import TRAILERS, Identity, PatchFiles, identity_in
 from overlay.stack.pulls import Planned
 from overlay.targets import AppliedPatch, Checkout
 
 Say = Callable[[str], None]
-TRAILERS = tuple(f"{name}: " for name in FIELDS)
 
 
 @dataclass(frozen=True)
@@ -133,7 +132,9 @@ def _chosen(stack: Stack, options: Options) -> tuple[Entry, ...]:
 
 def _arguments(stack: Stack, options: Options) -> list[str]:
     """ghstack's command line."""
-    arguments = ["submit"]
+    # What is found again goes by gh/NAME/1/base, which a checkout with .github/ghstack_direct, or
+    # a pull request with another base, would make ghstack do without.
+    arguments = ["submit", "--no-direct"]
     for name in ("message", "reviewer", "label"):
         value = getattr(options, name)
         if value is not None:
@@ -159,7 +160,8 @@ def _note(checks: Checks, stack: Stack, identities: Mapping[str, Identity]) -> S
     """Write trailers into patches, and make the commits anew with them."""
     target = checks.target
     head = checks.git.line("rev-parse", "HEAD")
-    if not identities and head == target.head:
+    told = all(identity_in(entry.message) == entry.identity for entry in stack.entries)
+    if told and not identities and head == target.head:
         return stack
     PatchFiles(checks.series).write(identities)
     checks.series = load_series(checks.series.root)
@@ -209,7 +211,13 @@ def _record(checks: Checks, stack: Stack, options: Options, code: int) -> Submis
             chosen = {entry.patch.name for entry in _chosen(stack, options)}
             identities = {e.patch.name: identity_in(e.message) for e in entries}
             identities = {name: identities[name] for name in identities if name in chosen}
-            stack = _note(checks, stack, identities)
+            try:
+                stack = _note(checks, stack, identities)
+            except OverlayError as error:
+                raise TargetError(
+                    f"all is submitted, but cannot be noted in the patches ({error.message}): put"
+                    " that right and run it again, which finds the pull requests by their branches"
+                ) from None
     try:
         found = checks.look_up(stack.entries).planned
     except OverlayError as error:
