@@ -408,6 +408,36 @@ def dtypes_do_not_mix() -> None:
 
 
 @check
+def batch_norm_takes_its_statistics_in_float32() -> None:
+    for dtype in (torch.float16, torch.bfloat16):
+        torch.manual_seed(0)
+        whole, low = nn.BatchNorm1d(3).cuda(), nn.BatchNorm1d(3).cuda()
+        low.weight.data, low.bias.data = low.weight.to(dtype), low.bias.to(dtype)
+        x = torch.randn(4, 3, device="cuda").to(dtype)
+        expected, given = x.float().requires_grad_(), x.clone().requires_grad_()
+        whole(expected).square().sum().backward()
+        out = low(given)
+        assert out.dtype == dtype and low.running_mean.dtype == torch.float32
+        torch.testing.assert_close(low.running_mean, whole.running_mean)
+        torch.testing.assert_close(low.running_var, whole.running_var)
+        out.square().sum().backward()
+        assert given.grad.dtype == low.weight.grad.dtype == dtype
+        near = {"rtol": 0.02, "atol": 0.05, "check_dtype": False}
+        torch.testing.assert_close(low.weight.grad, whole.weight.grad, **near)
+        torch.testing.assert_close(given.grad, expected.grad, **near)
+        # Not so on its way back where channels are not last.
+        flat = nn.BatchNorm2d(3).cuda()
+        flat.weight.data, flat.bias.data = flat.weight.to(dtype), flat.bias.to(dtype)
+        out = flat(torch.randn(2, 3, 4, 4, device="cuda").to(dtype).requires_grad_())
+        refused("Expected running_mean to have type", out.sum().backward)
+        flat.running_mean, flat.running_var = (
+            flat.running_mean.to(dtype),
+            flat.running_var.to(dtype),
+        )
+        flat(torch.randn(2, 3, 4, 4, device="cuda").to(dtype).requires_grad_()).sum().backward()
+
+
+@check
 def autocast_does_as_cudas() -> None:
     linear, norm = nn.Linear(4, 4).cuda(), nn.LayerNorm(4).cuda()
     x = torch.randn(3, 4, device="cuda")
@@ -497,6 +527,12 @@ def nccl_computes() -> None:
         halves, half = torch.tensor([1.0, 2.0], device="cuda") * (rank + 1), average[:1].clone()
         dist.reduce_scatter_tensor(half, halves, op=dist.ReduceOp.AVG)
         assert half.tolist() == [[1.5], [3.0]][rank]
+        if hasattr(dist.ProcessGroup, "_register_backend"):
+            from torch.distributed.tensor.debug import CommDebugMode
+
+            with CommDebugMode() as counted:
+                dist.reduce_scatter_tensor(half, halves, op=dist.ReduceOp.AVG)
+            assert list(counted.get_comm_counts().values()) == [1], counted.get_comm_counts()
         objects = [None, None]
         dist.all_gather_object(objects, {"rank": rank, "x": torch.ones(1, device="cuda")})
         assert [one["rank"] for one in objects] == [0, 1]

@@ -210,6 +210,26 @@ def _flat(own):
     return collective
 
 
+def _average_by_sum(own):
+    """Gloo's own reduction, with averages as sums; what counts collectives sees it."""
+    signature = inspect.signature(own)
+
+    @functools.wraps(own)
+    def collective(*args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        given = bound.arguments
+        if given.get("op") != dist.ReduceOp.AVG or not _is_member(given.get("group")):
+            return own(*args, **kwargs)
+        asynchronous = given.get("async_op", False)
+        given.update(op=dist.ReduceOp.SUM, async_op=False)
+        own(*bound.args, **bound.kwargs)
+        output = given[next(iter(signature.parameters))]
+        output.detach().div_(dist.get_world_size(given.get("group")))
+        return _finished(asynchronous, output)
+
+    return collective
+
+
 def _averaging(own, average):
     """A reduction of gloo's, which refuses averages or, of old, takes them for sums."""
     signature = inspect.signature(own)
@@ -273,7 +293,7 @@ def install():
                 wrapped[name] = _flat(getattr(c10d, name))
         for name in _SCATTERED.split():
             if hasattr(c10d, name):
-                wrapped[name] = _averaging(getattr(c10d, name), _reduce_scatter_tensor)
+                wrapped[name] = _average_by_sum(getattr(c10d, name))
         wrapped["reduce"] = _averaging(c10d.reduce, _reduce)
         OWN.update((f"_c10d_functional::{name}", _functional) for name in _FUNCTIONAL.split())
     for name in f"{_MOVING} {_PAIRWISE} reduce {_INTO_TENSOR} {_SCATTERED}".split():

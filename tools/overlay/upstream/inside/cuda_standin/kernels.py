@@ -4,6 +4,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 _LOW = (torch.float16, torch.bfloat16)
+_NAMES = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float"}
 # Here CUDA takes a low-precision input with float32 statistics and weights.
 _MIXED_DTYPES = ("batch_norm",)
 
@@ -46,7 +47,7 @@ def run(func, args, kwargs, tensors):
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
-            low = _missing_precision(str(error))
+            low = _missing_precision(str(error)) or _below_statistics(func, tensors)
             if low is None or func._schema.name.startswith(_NOT_ON_CUDA_EITHER):
                 raise
     found = _dtypes(tensors)
@@ -69,15 +70,22 @@ def _dtypes(tensors):
 
 
 def _missing_precision(message):
-    for dtype, name in zip(_LOW, ("Half", "BFloat16")):
-        if f"not implemented for '{name}'" in message:
+    for dtype in _LOW:
+        if f"not implemented for '{_NAMES[dtype]}'" in message:
             return dtype
     return None
 
 
+def _below_statistics(func, tensors):
+    """The precision of a batch norm whose statistics alone are in float32, as CUDA takes it."""
+    found = _dtypes(tensors) - {torch.float32}
+    if len(found) == 1 and found <= set(_LOW) and any(word in str(func) for word in _MIXED_DTYPES):
+        return next(iter(found))
+    return None
+
+
 def _mixed_dtypes(found):
-    names = {torch.float16: "Half", torch.bfloat16: "BFloat16", torch.float32: "Float"}
-    first, second = sorted(names.get(dtype, str(dtype)) for dtype in found)[:2]
+    first, second = sorted(_NAMES.get(dtype, str(dtype)) for dtype in found)[:2]
     return RuntimeError(f"expected scalar type {second} but found {first}")
 
 
@@ -131,6 +139,22 @@ def _of_one_dtype(func, args, kwargs, where):
     if len(found) > 1:
         raise _mixed_dtypes(found)
     return run(func, args, kwargs, tensors)
+
+
+def _batch_norm_backward(func, args, kwargs, where):
+    """CUDA goes back through statistics of another dtype only where channels are last."""
+    _, value, weight, running_mean = args[:4]
+    channels_last = value.is_contiguous(memory_format=torch.channels_last) or value.dim() == 2
+    if (
+        None not in (where, weight, running_mean)
+        and not channels_last
+        and weight.dtype == value.dtype != running_mean.dtype
+    ):
+        wanted, found = _NAMES[value.dtype], _NAMES[running_mean.dtype]
+        raise RuntimeError(f"Expected running_mean to have type {wanted} but got {found}")
+    if where is None:
+        return func(*args, **kwargs)
+    return run(func, args, kwargs, tensors_in(args, kwargs))
 
 
 def _batch_norm_stats(func, args, kwargs, where):
@@ -228,6 +252,7 @@ OWN = {
     "aten::native_layer_norm": _of_one_dtype,
     "aten::native_group_norm": _of_one_dtype,
     "aten::record_stream": _nothing,
+    "aten::native_batch_norm_backward": _batch_norm_backward,
     "aten::batch_norm_stats": _batch_norm_stats,
     "aten::batch_norm_gather_stats_with_counts": _gather_stats,
     "aten::batch_norm_elemt": _normalise,
