@@ -88,20 +88,20 @@ def drift(
 ) -> Drift:
     """Try a series on the releases that a version specifier names.
 
-    ``compare`` tries the same change, as a diff made on ``base``, with other tools too.
+    ``compare`` tries the same change, as a diff made on ``base``, with other tools too: the patches
+    that are for both releases or, where there are none, all that are for ``base``.
     """
     offered = wheels.releases()
     versions = choose(series, offered, specifier)
-    comparison = None
+    comparisons: dict[tuple[SeriesPatch, ...], Comparison] = {}
+    base_tree = None
     if compare:
         if base not in offered:
             raise UsageError(f"the package index has no release {base} of torch to make a diff on")
         progress(f"making the diff on torch {base}")
-        files = release_files(base, lambda line: progress(f"  {line}"))
-        change = _woven(series, base, MemoryTree(files))
-        if not change:
+        base_tree = MemoryTree(release_files(base, lambda line: progress(f"  {line}")))
+        if not _woven(series.selected(base), base_tree):
             raise UsageError(f"--compare: the series makes nothing of torch {base} to compare with")
-        comparison = Comparison.on(files, change)
     releases: list[ReleaseDrift] = []
     attempts: list[Attempt] = []
     start = time.monotonic()
@@ -114,11 +114,21 @@ def drift(
         files = release_files(version, lambda line: progress(f"  {line}"))
         tree = MemoryTree(files)
         releases.append(check_release(series, version, tree))
-        if comparison is not None and version != base:
-            same_patches = series.selected(version) == series.selected(base)
-            ours = _woven(series, version, tree) if same_patches else None
-            attempts += comparison.attempts(version, files, ours)
+        if base_tree is not None and version != base:
+            shared = shared_patches(series, base, version)
+            patches = shared or series.selected(base)
+            if patches not in comparisons:
+                change = _woven(patches, base_tree) or {}
+                comparisons[patches] = Comparison.on(base_tree.files, change)
+            ours = _woven(shared, tree) if shared else None
+            attempts += comparisons[patches].attempts(version, files, ours)
     return Drift(series, tuple(releases), tuple(attempts), base)
+
+
+def shared_patches(series: Series, base: str, version: str) -> tuple[SeriesPatch, ...]:
+    """Those that change what a wheel has and are for both releases, in the series' order."""
+    there = series.selected(version)
+    return tuple(p for p in series.selected(base) if p in there and any(map(_carries, p.paths)))
 
 
 def choose(series: Series, versions: Sequence[str], specifier: Optional[str]) -> list[str]:
@@ -202,10 +212,9 @@ def _verified(found: Survey) -> Report:
     return verify(found.base, ChangedTree(found.base, found.changes), list(found.changes))
 
 
-def _woven(series: Series, version: str, tree: Tree) -> Optional[dict[str, bytes]]:
-    """The files that a series changes in a release, as it makes them; None if it does not fit."""
-    selected = [p for p in series.selected(version) if any(map(_carries, p.paths))]
-    found = survey(selected, tree, _carries)
+def _woven(patches: Sequence[SeriesPatch], tree: Tree) -> Optional[dict[str, bytes]]:
+    """The files that patches change in a release, as they make them; None if they do not fit."""
+    found = survey([p for p in patches if any(map(_carries, p.paths))], tree, _carries)
     if found.in_state(State.CONFLICT):
         return None
     return {path: content for path, content in found.changes.items() if content is not None}

@@ -7,7 +7,7 @@ from html import escape
 from itertools import groupby
 from typing import Any, Optional, TypeVar
 
-from overlay.drift import Cell, Drift, Outcome
+from overlay.drift import Cell, Drift, Outcome, shared_patches
 from overlay.rivals import Attempt, Verdict
 
 T = TypeVar("T")
@@ -93,17 +93,17 @@ def markdown_lines(found: Drift) -> Iterator[str]:
 
 def _comparison(found: Drift, ours: Sequence[tuple[str, Cell]]) -> Iterator[str]:
     tools = _by_tool(found)
-    patches = found.series.selected(found.base)
     comparable = [
         release.version
         for release in found.releases
-        if release.version != found.base and found.series.selected(release.version) == patches
+        if release.version != found.base
+        and shared_patches(found.series, found.base, release.version)
     ]
     occurring = {a.verdict for a in found.attempts if a.version in comparable}
     verdicts = [verdict for verdict in Verdict if verdict in occurring]
     yield f"## The same change, as a diff made on {found.base}"
     yield ""
-    yield f"Of the other releases, {len(comparable)} get the same patches:"
+    yield f"Of the other releases, {len(comparable)} get patches that are for it too, compared here:"
     yield ""
     yield f"| tool | {' | '.join(verdict.value for verdict in verdicts)} |"
     yield f"| --- |{' ---: |' * len(verdicts)}"

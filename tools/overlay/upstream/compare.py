@@ -187,8 +187,8 @@ def run(base: Base, series: Series, request: Request, on_event: OnEvent) -> Run:
     known = known_failures.load(known_failures.path_for(base.name, ready.kind))
     selected = {*before.results, *after.results}
     whole = {unit.file for unit in selected if unit.part is None and not request.keyword}
-    problems = known_failures.check(known, before.side.outcomes, whole)
-    outcomes = (*before.side.outcomes, *after.side.outcomes)
+    outcomes = (*after.side.outcomes, *before.side.outcomes)
+    problems = known_failures.check(known, outcomes, whole)
     if not outcomes:
         problems.append(Problem(ready.words, "selects no test"))
     elif all(outcome.status is Status.SKIPPED for outcome in outcomes):

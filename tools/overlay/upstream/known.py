@@ -41,10 +41,13 @@ def is_expected(reason: str, outcome: Outcome) -> bool:
 
 
 def check(
-    known: Mapping[str, str], before: Iterable[Outcome], whole_files: Iterable[str]
+    known: Mapping[str, str], ran: Iterable[Outcome], whole_files: Iterable[str]
 ) -> list[Problem]:
-    """Entries that do not fail on stock, or that no test of a wholly run file matches."""
-    outcomes = {outcome.test: outcome for outcome in before}
+    """Entries that do not fail, or that no test of a wholly run file matches.
+
+    Of a test's outcomes the last counts, which is the one on stock if it is there.
+    """
+    outcomes = {outcome.test: outcome for outcome in ran}
     files = set(whole_files)
     problems = []
     for test in known:

@@ -11,7 +11,6 @@ from typing import Any, Optional
 
 from overlay.errors import UsageError
 
-
 SOMETIMES = "sometimes: "
 """How the reason of a known failure begins whose test also passes at times, as in a race."""
 
@@ -137,10 +136,10 @@ class Change:
 
     @property
     def is_known_failure(self) -> bool:
-        """Whether it fails as it is known to: on both sides, or by chance on one of them."""
-        if self.before is None or self.after is None or not self.known:
+        """Whether it fails as it is known to: wherever it is, or by chance on one of both sides."""
+        if self.after is None or not self.known:
             return False
-        sides = (self.before, self.after)
+        sides = (self.before or self.after, self.after)
         if self.known.startswith(SOMETIMES) and Status.SKIPPED not in {s.status for s in sides}:
             return any(side.failed for side in sides)
         return all(side.failed for side in sides)

@@ -601,9 +601,11 @@ class TestCastTensors(InputTest):
             torch._dynamo.reset()
             return torch.compile(run, backend="aot_eager", fullgraph=True)(self.x)
 
+        # By name, since 1.13 has no such function (nor a compiler)
+        cast_forward_inputs = vars(torch.distributed.utils)["_cast_forward_inputs"]
+
         def stock(*inputs: Any) -> Any:
-            # By name, since 1.13 has no such function (nor a compiler)
-            return vars(torch.distributed.utils)["_cast_forward_inputs"](*inputs)[0]
+            return cast_forward_inputs(*inputs)[0]
 
         for more in (Point(self.x), Point(self.low), Plain(self.x)):
             try:

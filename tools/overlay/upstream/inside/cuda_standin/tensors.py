@@ -285,7 +285,7 @@ def _like(own):
 
 
 def _unwatched(own):
-    """Makers of a Python object, which in old torch cannot take a tensor that a mode has handled."""
+    """Makers of Python objects, which in old torch cannot take a tensor that a mode handled."""
 
     @functools.wraps(own)
     def make(*args, **kwargs):
