@@ -360,6 +360,15 @@ def test_junit_has_every_test_and_no_green_one_that_did_not_pass(run: Run) -> No
     assert sum(case.is_passed for case in cases) == len(passed)
 
 
+def test_a_new_test_can_be_a_known_failure() -> None:
+    test = "test_a.py::test_new"
+    known = {f"{upstream_run.FSDP}/{test}": "needs a compiler"}
+    for after in Status:
+        (change,) = upstream_run.a_run([], [outcome(test, after)], known=known).changes
+        assert change.is_known_failure is (after not in (Status.PASSED, Status.SKIPPED))
+        assert not change.is_bad
+
+
 @pytest.mark.parametrize("before", Status)
 @pytest.mark.parametrize("after", Status)
 def test_a_race_proves_nothing_and_hides_no_skip(before: Status, after: Status) -> None:

@@ -93,7 +93,7 @@ def drift(
     """
     offered = wheels.releases()
     versions = choose(series, offered, specifier)
-    comparisons: dict[tuple[SeriesPatch, ...], Comparison] = {}
+    comparisons: dict[tuple[str, ...], Comparison] = {}
     base_tree = None
     if compare:
         if base not in offered:
@@ -117,11 +117,12 @@ def drift(
         if base_tree is not None and version != base:
             shared = shared_patches(series, base, version)
             patches = shared or series.selected(base)
-            if patches not in comparisons:
+            names = tuple(patch.name for patch in patches)
+            if names not in comparisons:
                 change = _woven(patches, base_tree) or {}
-                comparisons[patches] = Comparison.on(base_tree.files, change)
+                comparisons[names] = Comparison.on(base_tree.files, change)
             ours = _woven(shared, tree) if shared else None
-            attempts += comparisons[patches].attempts(version, files, ours)
+            attempts += comparisons[names].attempts(version, files, ours)
     return Drift(series, tuple(releases), tuple(attempts), base)
 
 
