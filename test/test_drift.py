@@ -220,7 +220,7 @@ def test_where_other_patches_are_for_a_release_nothing_is_judged(tmp_path: Path)
     assert verdicts(found, "git apply") == judged
     # Only 2.8.0 counts.
     lines = list(drift_report.markdown_lines(found))
-    assert "Of the other releases, 1 get patches that are for it too, compared here:" in lines
+    assert "Of the other releases, 1 get patches of it, which are compared:" in lines
     assert "| git apply | 0 | 1 | 0 |" in lines
 
 

@@ -103,7 +103,7 @@ def _comparison(found: Drift, ours: Sequence[tuple[str, Cell]]) -> Iterator[str]
     verdicts = [verdict for verdict in Verdict if verdict in occurring]
     yield f"## The same change, as a diff made on {found.base}"
     yield ""
-    yield f"Of the other releases, {len(comparable)} get patches that are for it too, compared here:"
+    yield f"Of the other releases, {len(comparable)} get patches of it, which are compared:"
     yield ""
     yield f"| tool | {' | '.join(verdict.value for verdict in verdicts)} |"
     yield f"| --- |{' ---: |' * len(verdicts)}"
