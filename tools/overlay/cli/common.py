@@ -26,7 +26,6 @@ Python that runs this tool.
 
 BASE_HELP = "Or it is the name of a fetched base ('torch-overlay base list').\n"
 
-
 NO_TESTS = "an installed torch has no test/"
 
 target_argument = click.argument("target", required=False, metavar="[TARGET]")
