@@ -129,7 +129,7 @@ def drift(
 def shared_patches(series: Series, base: str, version: str) -> tuple[SeriesPatch, ...]:
     """Those that change what a wheel has and are for both releases, in the series' order."""
     there = series.selected(version)
-    return tuple(p for p in series.selected(base) if p in there and any(map(_carries, p.paths)))
+    return tuple(patch for patch in _carried(series.selected(base)) if patch in there)
 
 
 def choose(series: Series, versions: Sequence[str], specifier: Optional[str]) -> list[str]:
@@ -158,7 +158,7 @@ def choose(series: Series, versions: Sequence[str], specifier: Optional[str]) ->
 def check_release(series: Series, version: str, tree: Tree) -> ReleaseDrift:
     """A series on the stock tree of a release."""
     wanted = series.selected(version)
-    selected = [patch for patch in wanted if any(map(_carries, patch.paths))]
+    selected = _carried(wanted)
     cells = {
         patch.name: Cell(Outcome.NOT_SELECTED, "a wheel has no place for its files")
         for patch in wanted
@@ -215,10 +215,15 @@ def _verified(found: Survey) -> Report:
 
 def _woven(patches: Sequence[SeriesPatch], tree: Tree) -> Optional[dict[str, bytes]]:
     """The files that patches change in a release, as they make them; None if they do not fit."""
-    found = survey([p for p in patches if any(map(_carries, p.paths))], tree, _carries)
+    found = survey(_carried(patches), tree, _carries)
     if found.in_state(State.CONFLICT):
         return None
     return {path: content for path, content in found.changes.items() if content is not None}
+
+
+def _carried(patches: Sequence[SeriesPatch]) -> list[SeriesPatch]:
+    """The patches that change what a wheel has."""
+    return [patch for patch in patches if any(map(_carries, patch.paths))]
 
 
 def _carries(path: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable, NoReturn, Optional
@@ -151,6 +151,12 @@ def print_json(value: object) -> None:
 def json_text(value: object) -> str:
     """A value as the tool writes all its JSON."""
     return json.dumps(value, indent=2) + "\n"
+
+
+def say_left_out(left_out: Mapping[str, Sequence[str]]) -> None:
+    """Print of each patch which of its files the target has no place for."""
+    for name, paths in left_out.items():
+        click.echo(f"{name}: left out, {NO_TESTS}: {', '.join(paths)}")
 
 
 def write_text(file: Path, text: str) -> None:

@@ -10,7 +10,6 @@ import click
 
 from overlay.cli.common import (
     BASE_HELP,
-    NO_TESTS,
     TARGET_HELP,
     counted,
     json_option,
@@ -21,6 +20,7 @@ from overlay.cli.common import (
     plot_option,
     print_json,
     say,
+    say_left_out,
     target_argument,
     working,
 )
@@ -91,8 +91,7 @@ def _say_exported(made: Exported, output: Path, mails: Path, as_json: bool) -> N
         return
     for mail in made.mails:
         click.echo(f"  {mails / mail.name}")
-    for name, paths in made.left_out.items():
-        click.echo(f"{name}: left out, {NO_TESTS}: {', '.join(paths)}")
+    say_left_out(made.left_out)
     click.echo(
         f"{made.target}: {counted(len(made.mails), 'mail')} written to {output};"
         f" 'git am --keep-non-patch {mails}/*.patch' applies them"

@@ -17,6 +17,7 @@ from overlay.cli.common import (
     main,
     open_target,
     print_json,
+    say_left_out,
     target_argument,
     working,
 )
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from overlay.verify import Report
 
 NOTHING_APPLIED = "this tool has applied nothing there"
-
-
 DROP = "remove it and its line in patches/series, or end its Torch-Version there"
 
 
@@ -59,7 +58,7 @@ def apply(
         value = {**_standing_json(made.standing), **_plan_json(made), "dry_run": dry_run}
         print_json({**value, "commits": list(made.commits)})
         return
-    _say_not_carried(made.standing)
+    say_left_out(made.standing.not_carried())
     if made.writes:
         _say_unresolved(made.report)
     if not made.writes and not made.commits:
@@ -91,11 +90,6 @@ def _report_json(report: Report) -> dict[str, object]:
         "calls_checked": report.calls_checked,
         "names_checked": report.names_checked,
     }
-
-
-def _say_not_carried(found: Standing) -> None:
-    for name, paths in found.not_carried().items():
-        click.echo(f"{name}: left out, {NO_TESTS}: {', '.join(paths)}")
 
 
 def _say_unresolved(report: Report) -> None:

@@ -55,7 +55,7 @@ class Request:
     device: str = "auto"
     shard: Optional[tuple[int, int]] = None
     workers: Optional[int] = None
-    timeout: float = 600
+    timeout: float = Settings.timeout
     isolate: bool = False
     fresh: bool = False
     """Run the stock half too if its results are kept."""
